@@ -1,10 +1,12 @@
-"""Shared by all tests: one thread (tiny models lose time to thread barriers) and where optional data lies."""
+"""Shared by all tests: one thread (tiny models lose time to thread barriers), no chance, and where optional data lies."""
 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from interpreter import can_interpret, interpret_kernels
@@ -13,6 +15,7 @@ from tiers import choose_tier
 if can_interpret():
     interpret_kernels()  # before anything of the package is imported
 
+from outrider.core import request
 from outrider.models.native import BUILD
 
 torch.set_num_threads(1)
@@ -23,6 +26,15 @@ BUILD.wait()  # once per machine: tests read the command line's standard error, 
 
 def pytest_configure(config: pytest.Config) -> None:
     choose_tier(config.option.markexpr)
+
+
+@pytest.fixture(autouse=True)
+def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test draws the same numbers each time, alone and in any order; so do its requests without a seed."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    monkeypatch.setattr(request.secrets, "randbits", random.Random(0).getrandbits)
 
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

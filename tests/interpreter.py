@@ -1,7 +1,10 @@
 """Triton kernels without a GPU: they are interpreted, from the first one that any test imports."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from typing import Any
@@ -16,7 +19,8 @@ def can_interpret() -> bool:
 
 def interpret_kernels() -> None:
     """Kernels defined from now on are interpreted, and all must be: an interpreted one cannot call a compiled one.
-    One-element arrays become numbers as they did before numpy 2.4."""
+    One-element arrays become numbers as they did before numpy 2.4. The language is changed for the interpreter once and stays
+    so: to change it for every call of a function takes most of a kernel's time."""
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.runtime.interpreter as interpreter
 
@@ -27,3 +31,24 @@ def interpret_kernels() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
 
     interpreter._patch_lang_tensor = patched
+    change = functools.cache(lambda: _change(interpreter))
+    interpreter._patch_lang = lambda _: change() or _Stays()
+
+
+class _Stays:
+    """A change of the language that is not taken back."""
+
+    def restore(self) -> None: ...
+
+
+def _change(interpreter: Any) -> None:
+    """Let the language of kernels mean what the interpreter does."""
+    import triton.language as tl
+
+    scope, builder = interpreter._LangPatchScope(), interpreter.interpreter_builder
+    for part in (tl, tl.core):
+        interpreter._patch_builtin(part, builder, scope)
+        interpreter._patch_lang_core(part, scope)
+    for part in (tl.tensor, tl.math, tl.core.tensor_descriptor_base):
+        interpreter._patch_builtin(part, builder, scope)
+    interpreter._patch_lang_tensor(tl.tensor, scope)

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from outrider import opening
 from outrider.bundled import bundled_path
-from outrider.captured import Rounds
 from outrider.codecs.grammar import GrammarCompiler, grammar_source
 from outrider.codecs.load import load_codec
 from outrider.codecs.translation import TextTranslation
@@ -32,6 +31,7 @@ from outrider.core.prompts import Message, Prompt, ReadPrompt, as_conversations,
 from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
 from outrider.core.trace import Round
+from outrider.cuda_graphs import Rounds
 from outrider.engine.beam import BeamOptions, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.step import Engine
@@ -40,13 +40,25 @@ from outrider.models.heads import Head
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
-from outrider.rehearsal.rehearsal import expect_prices, weight_of
+from outrider.rehearsal.rehearsal import KnownPrices, expect_prices, weight_of
 from outrider.requests import Reading, requests_of
 
 
 @final
 class LLM:
-    """A model, a method to speed it up, and a tokenizer."""
+    """A model, a method to speed it up, and a tokenizer.
+
+    - ``model`` and ``draft`` are a folder, a hub name or a GGUF file. With neither, the bundled pair is opened.
+    - ``max_batch_size`` is the most requests that share a round (default: 8; on a GPU, what memory holds).
+    - ``max_len`` is the longest context in tokens. ``page_len`` is the size of a page of keys.
+    - ``fast=False`` runs the plain PyTorch decoder. ``numerics`` "invariant" insists on plain decoding's text, bit for bit;
+      "fast" lets near ties fall otherwise on a GPU (default: invariant, except for weights of few bits).
+    - ``revision`` is a branch, tag or commit on the hub. ``trust_remote_code`` lets a checkpoint run Python code.
+    - ``tensor_parallel`` divides the target among processes. ``draft_process`` gives every draft model a process of its
+      own, ``draft_parallel`` several that run its layers at once, and ``draft_dtype`` a type of its own ("int8").
+    - ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt (docs/sparse_prompts.md).
+    - ``options`` are the method's own, such as ``num_draft_tokens``; ``outrider methods`` lists them.
+    """
 
     _grammars: GrammarCompiler | None = None
     """Made when the first grammar is asked for."""
@@ -74,18 +86,7 @@ class LLM:
         keep_prompt: float = 1.0,
         **options: Any,
     ) -> None:
-        """``model`` and ``draft``: a folder, a hub name or a GGUF file; with neither, the bundled pair. ``fast`` False runs
-        the plain PyTorch decoder; ``numerics`` "invariant" insists that text is that of plain decoding bit for bit, "fast"
-        lets near ties fall otherwise on a GPU (left out: invariant, but for weights of few bits); ``page_len`` keeps the
-        target's keys in pages. At most ``max_batch_size`` requests share a round (left out: 8 on a CPU, on a GPU what memory
-        holds). ``max_len`` opens the target for so many tokens; ``revision`` is a branch, tag or commit on the hub;
-        ``trust_remote_code`` lets a checkpoint run Python code of its own; ``tensor_parallel`` divides the target among
-        processes; ``draft_process`` gives every draft model a process of its own (for ``pearl``), ``draft_parallel`` so many
-        that run its layers at once, ``draft_dtype`` a type of its own ("int8"); ``keep_prompt`` below 1 is LOSSY: the target
-        reads only that share of every prompt, chosen by the draft model (docs/sparse_prompts.md). ``options`` are the method's
-        own (``num_draft_tokens`` ...; ``outrider methods`` lists them)."""
-        opening.check_batch_size(max_batch_size)
-        self.max_batch_size = max_batch_size
+        self.max_batch_size = opening.checked_batch_size(max_batch_size)
         names = [opening.name_of(name) for name in ([draft] if isinstance(draft, str | PathLike) else draft or ())]
         if model is None and not names and (method is None or keep_prompt != 1 or opening.needs_draft(method, options)):
             names = [bundled_path("draft")]
@@ -104,10 +105,10 @@ class LLM:
         self.target, vision = opening.open_target(load, source, self.codec, tensor_parallel, **more)
         self.reading = Reading(self.codec, vision, self.model_name)
         self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names, load)
-        self.rounds = Rounds(self.target)
+        self.rounds, self._types = Rounds(self.target), [dtype, draft_dtype or dtype]
         places: dict[str, Any] = {"dtype": draft_dtype or dtype, "apart": draft_process, "at_once": draft_parallel}
         self.drafts = opening.open_drafts(load, self.draft_names, **places)
-        self.draft = self.drafts[0] if self.drafts else None
+        self.draft, self.prices = self.drafts[0] if self.drafts else None, KnownPrices()
         self._by_name, self._heads = dict[str, Method](), dict[str, Head]()
         self._compose_default = partial(self.compose, self.method_name, acceptance=acceptance, **options)
         self.method = self._compose_default()
@@ -119,6 +120,7 @@ class LLM:
         if opening.needs_draft(name, options):
             opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
         options = opening.with_heads(self.model_name, name, options, self._heads)
+        translates = self.drafts and METHODS[name].any_tokenizer
         method = compose(
             name,
             self.target,
@@ -126,10 +128,12 @@ class LLM:
             acceptance=acceptance,
             policy=policy or ("fixed" if {"num_draft_tokens", "num_tree_nodes"} & set(options) else METHODS[name].policy),
             options=options,
-            translation=TextTranslation(self.codec, self.draft_codecs[0]) if self.drafts and METHODS[name].foreign else None,
+            translation=TextTranslation(self.codec, self.draft_codecs[0]) if translates else None,
         )
-        label = {"models": [weight_of(model) for model in (self.model_name, *self.draft_names)], "method": name, **options}
-        expect_prices(method, self.target, label, self.rounds.graphs_of)
+        models = [weight_of(model) for model in (self.model_name, *self.draft_names)]
+        label = {"models": models, "types": self._types, "method": name}
+        label |= {option: value for option, value in options.items() if option not in METHODS[name].texts}
+        expect_prices(method, self.target, label, self.rounds.graphs_of, self.prices)
         return method
 
     def replace_draft(self, draft: Target) -> None:
@@ -217,7 +221,7 @@ class LLM:
         method: Method | str | None = None,
         n: int = 1,
     ) -> Iterator[StreamChunk]:
-        """As ``generate``, a chunk per request and round. Text that could still become a stop string is held back."""
+        """Generate, a chunk per request and round. Text that could still become a stop string is held back."""
         requests = self.requests(prompts, params, streaming=True, n=n)
         shown = [0] * len(requests)
         for step in self.steps(requests, method=method):
@@ -236,7 +240,7 @@ class LLM:
     def stream_chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> Iterator[StreamChunk]:
-        """As ``chat``, a chunk per conversation and round."""
+        """Answer as ``chat`` does, a chunk per conversation and round."""
         return self.stream([self.reading.chat(one) for one in as_conversations(messages)], params, **options)
 
     def grammar(

@@ -30,25 +30,25 @@ class AsyncLLM:
         self._turn = asyncio.Lock()
 
     async def generate(self, prompts: Prompt | Sequence[Prompt], params: Any = None, **options: Any) -> list[RequestOutput]:
-        """As ``LLM.generate``."""
+        """Await what ``LLM.generate`` returns."""
         async with self._turn:
             return await asyncio.to_thread(self.llm.generate, prompts, params, **options)
 
     async def chat(self, messages: Sequence[Message], params: Any = None, **options: Any) -> list[RequestOutput]:
-        """As ``LLM.chat``."""
+        """Await what ``LLM.chat`` returns."""
         async with self._turn:
             return await asyncio.to_thread(self.llm.chat, messages, params, **options)
 
     async def stream(
         self, prompts: Prompt | Sequence[Prompt], params: Any = None, **options: Any
     ) -> AsyncIterator[StreamChunk]:
-        """As ``LLM.stream``. Leaving the loop early stops the generation."""
+        """Iterate over the chunks of ``LLM.stream``. Leaving the loop early stops the generation."""
         async with self._turn:
             async for chunk in _awaited(self.llm.stream(prompts, params, **options)):
                 yield chunk
 
     async def stream_chat(self, messages: Sequence[Message], params: Any = None, **options: Any) -> AsyncIterator[StreamChunk]:
-        """As ``LLM.stream_chat``."""
+        """Iterate over the chunks of ``LLM.stream_chat``."""
         async with self._turn:
             async for chunk in _awaited(self.llm.stream_chat(messages, params, **options)):
                 yield chunk

@@ -35,7 +35,8 @@ class Conversation:
         """Of this conversation alone."""
         self.messages: list[Message] = []
         """What the next answer is given; cut it as you like, the memory keeps what was in it."""
-        self._method = llm.compose(method, memory=self.memory, **options)
+        self.method = llm.compose(method, memory=self.memory, **options)
+        """Answers are made by it; it reads and writes the memory."""
         for text in files:
             self.remember(text)
 
@@ -47,6 +48,6 @@ class Conversation:
         """Add a turn, and answer it. Both are part of the conversation afterwards."""
         self.remember(content)
         self.messages.append({"role": role, "content": content})
-        output = self.llm.chat(self.messages, params, method=self._method)[0]
+        output = self.llm.chat(self.messages, params, method=self.method)[0]
         self.messages.append({"role": "assistant", "content": output.text})
         return output

@@ -19,7 +19,7 @@ from outrider.acceptance.lantern import Lantern, LanternOptions, LanternPlus, La
 from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
-from outrider.acceptance.typical import Typical, TypicalOptions
+from outrider.acceptance.typical import TypicalAcceptance, TypicalOptions
 from outrider.acceptance.unverified import Unverified, UnverifiedOptions
 from outrider.core.catalog import Catalog
 from outrider.core.choice import Choice, Tables
@@ -149,7 +149,7 @@ RULES: Catalog[RuleRow] = Catalog(
             Transport, "the best of several independent guesses, by optimal transport", "Sun et al. 2023 (arXiv 2310.15141)"
         ),
         "delta": RuleRow(Delta, "each guess accepted with its own probability under the target", "docs/lossless.md"),
-        "typical": RuleRow(Typical, "keeps what is typical of the target", "arXiv 2401.10774", TypicalOptions),
+        "typical": RuleRow(TypicalAcceptance, "keeps what is typical of the target", "arXiv 2401.10774", TypicalOptions),
         "lenient": RuleRow(Lenient, "rejection sampling with q scaled down", "arXiv 2211.17192", LenientOptions),
         "top-k": RuleRow(TopK, "keeps guesses among the target's k likeliest", "arXiv 1811.03115", TopKOptions),
         "threshold": RuleRow(ThresholdRule, "keeps guesses that are likely enough", "docs/lossy.md", ThresholdRuleOptions),

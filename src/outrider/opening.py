@@ -72,13 +72,14 @@ def can_run(method: str, model_name: str, target: Target, drafts: Sequence[Targe
     missing = set(row.needs) - ({"heads"} if has_bundled_heads(model_name, method) else set())
     divided = drafts[:1] if row.needs_draft else [target]
     has_layers = not row.needs_layers or all(isinstance(model, LayeredTarget) for model in divided)
-    return not missing and not row.foreign and has_layers and (bool(drafts) or not row.needs_draft)
+    return not missing and not row.any_tokenizer and has_layers and (bool(drafts) or not row.needs_draft)
 
 
-def check_batch_size(size: int | None) -> None:
-    """Refuse a batch without a place. None leaves the size to the device."""
+def checked_batch_size(size: int | None) -> int | None:
+    """The size of a batch, which has at least one place. None leaves it to the device."""
     if size is not None and size < 1:
         raise OptionError(f"max_batch_size = {size} is not valid; use at least 1")
+    return size
 
 
 def check_share(keep: float, drafts: Sequence[str]) -> None:
@@ -113,7 +114,7 @@ def check_choice(
 def check_vocabularies(codec: TextCodec, drafts: Sequence[TextCodec], method: str, model_name: str) -> None:
     """Refuse a draft model whose tokens mean something else, unless the method translates."""
     other = next((draft for draft in drafts if not codec.same_vocabulary(draft)), None)
-    if other is not None and not METHODS[method].foreign:
+    if other is not None and not METHODS[method].any_tokenizer:
         raise ModelError(
             f"the draft model has another vocabulary ({other.vocab_size} tokens) than {model_name!r} "
             f"({codec.vocab_size}), and method {method!r} needs the same one; use method 'tli' or 'reencode', which "
@@ -123,11 +124,14 @@ def check_vocabularies(codec: TextCodec, drafts: Sequence[TextCodec], method: st
 
 def divided(size: int, load: partial[Target], source: Source, *, numerics: str, **options: Any) -> Target:
     """The target divided among ``size`` processes, opened as ``load`` would."""
-    if numerics == "invariant":
-        raise OptionError(f"numerics = {numerics!r} is not available for a divided model; leave it or tensor_parallel out")
     from outrider.models.parallel import load_parallel
 
-    return load_parallel(source, size, **load.keywords, **options)
+    target = load_parallel(source, size, **load.keywords, **options)
+    if numerics == "invariant" and not target.traits.is_invariant:
+        target.team.close()
+        needed = "the native pass of a CPU, or 16 bits on GPUs that NCCL connects"
+        raise OptionError(f"numerics = {numerics!r} of a divided model needs {needed}; leave it or tensor_parallel out")
+    return target
 
 
 def open_target(

@@ -16,19 +16,26 @@ class RequestOutput:
     """A finished request."""
 
     prompt_token_ids: list[int]
+    """The tokens of the prompt."""
     text: str
+    """The text that was generated."""
     token_ids: list[int]
+    """The tokens of the text."""
     finish_reason: str
     """"stop" or "length"."""
     stats: Stats
+    """What the request took."""
     origins: list[Origin]
     """Where each token came from."""
     logprobs: list[TokenLogprob] | None
+    """Log-probabilities of the emitted tokens, if they were asked for."""
     seed: int
+    """The seed that gives the same text again."""
     is_invariant: bool = False
     """Scores were the same bits whatever shared a pass, so this is the text of the request alone and of plain decoding. False:
     two tokens that are about equally likely can change places (see docs/lossless.md)."""
     trace: list[Round] = field(default_factory=list)
+    """Every round of the request, if a trace was asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +45,11 @@ class StreamChunk:
     index: int
     """Which prompt."""
     text: str
+    """Text that is new."""
     token_ids: list[int]
+    """Tokens that are new."""
     origins: list[Origin]
+    """Where each of them came from."""
     output: RequestOutput | None
     """The whole result, on a request's last chunk."""
 

@@ -1,4 +1,4 @@
-"""Our copying drafters inside vLLM, as proposers of its ``custom_class`` method. Nothing of vLLM is imported here.
+"""Our training-free drafters inside vLLM, as proposers of its ``custom_class`` method. Nothing of vLLM is imported here.
 
     vllm serve MODEL --speculative-config
         '{"method": "custom_class", "model": "outrider.vllm_plugin.Suffix", "num_speculative_tokens": 8}'
@@ -6,8 +6,11 @@
 vLLM names the class by its path, makes it with its config, and calls ``propose`` after every step with the tokens of every
 slot of its batch. It does not say which request sits in a slot, and moves requests between slots. So a request is recognised
 by its tokens: a state belongs to the slot whose text goes on where the state's text ends, and how it goes on says which guesses
-were right. vLLM checks guesses by its own rule;
-what is written stays what vLLM would write without. Options of the method come as JSON in ``OUTRIDER_VLLM_OPTIONS``.
+were right. vLLM checks guesses by its own rule; what is written stays what vLLM would write without. Options of the method come
+as JSON in ``OUTRIDER_VLLM_OPTIONS``. ``register`` is an entry point that vLLM calls when it starts.
+
+Token recycling reads scores too. vLLM gives a proposer its model (``load_model``), whose logits of a step are kept until the
+next guesses: a row for the last token of every slot, and one for each guess behind it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
+from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import OptionError, nearest
@@ -30,6 +34,7 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
 from outrider.methods import compose
 from outrider.models.tiny import TableModel
 
@@ -37,6 +42,9 @@ OPTIONS_VARIABLE = "OUTRIDER_VLLM_OPTIONS"
 COPYING = ("suffix", "prompt-lookup", "ngram-cache", "reference")
 """Methods that need nothing but tokens."""
 _HYBRID = "hybrid"
+_RECYCLING = "token-recycling"
+_OF_CHAINS = {"num_successors": 1, "recycle_prompt": False}
+"""How token recycling guesses here: vLLM checks chains, and shows no scores of a prompt but the last."""
 _CPU = torch.device("cpu")
 
 
@@ -49,6 +57,8 @@ class _Slot:
     sampler: Sampler
     asked: tuple[Draft, Plan] | None = None
     """What was guessed after these tokens."""
+    chain: Sequence[int] = ()
+    """What vLLM was told of it."""
 
     def is_continued_by(self, tokens: Sequence[int]) -> bool:
         size = len(self.tokens)
@@ -57,45 +67,67 @@ class _Slot:
 
 @final
 class SlotDrafting:
-    """A copying drafter for the slots of a batch that somebody else runs."""
+    """A drafter for the slots of a batch that somebody else runs."""
 
     def __init__(self, method: str, *, vocab_size: int, num_guesses: int, options: Mapping[str, Any] | None = None) -> None:
         given: dict[str, Any] = {**(options or {}), "num_draft_tokens": num_guesses}
         if method == _HYBRID:
             given = {"parts": COPYING[:1] + COPYING[2:3], **given, "num_tree_nodes": num_guesses}
+        if method == _RECYCLING:
+            given = _recycling_options(given, num_guesses)
         for name in names_in(given["parts"]) if method == _HYBRID else (method,):
-            if name not in COPYING:
+            if name not in COPYING and name != method:
                 raise OptionError(
-                    f"a proposer of vLLM sees tokens and no scores, so {name!r} cannot be one; {nearest(name, COPYING)}"
+                    f"a part of a hybrid sees tokens and no scores here, so {name!r} cannot be one; {nearest(name, COPYING)}"
                 )
+            if name not in (*COPYING, _RECYCLING):
+                raise OptionError(f"{name!r} cannot be a proposer of vLLM; {nearest(name, (*COPYING, _RECYCLING))}")
         uniform = TableModel(torch.full((vocab_size,), 1 / vocab_size, dtype=torch.float64))  # these drafters ask for its size
         self.drafter: Drafter = compose(method, uniform, options=given).drafter
         self._vocab_size, self._num_guesses = vocab_size, num_guesses
+        self.reads_scores = method == _RECYCLING
         self._slots: list[_Slot] = []
 
-    def guesses(self, texts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Guesses after each text. Requests that were here the last time and are not now have ended."""
-        taken = [self._take(text) for text in texts]
+    def guesses(self, texts: Sequence[Sequence[int] | None], logits: Tensor | None = None) -> list[list[int]]:
+        """Guesses after each text; none where the text is None. Requests that were here the last time and are not now have
+        ended. ``logits`` [n, V] of the step that wrote the texts: of each slot's last token before it, and of its guesses."""
+        known = [None if text is None else self._known(text) for text in texts]
+        counts = [1 if slot is None else 1 + len(slot.chain) for slot in known]
+        is_whole = logits is not None and len(logits) == sum(counts)  # vLLM may have left guesses out
+        seen = logits.to(_CPU).split(counts) if logits is not None and is_whole else [None] * len(counts)
+        taken = [
+            None if text is None else self._take(text, slot, rows) for text, slot, rows in zip(texts, known, seen, strict=True)
+        ]
         for gone in self._slots:
             self.drafter.finish(gone.state, 0, gone.tokens)
-        self._slots = taken
-        return [self._guess(slot) for slot in taken]
+        self._slots = [slot for slot in taken if slot is not None]
+        return [[] if slot is None else self._guess(slot) for slot in taken]
 
-    def _take(self, text: Sequence[int]) -> _Slot:
-        """The slot of the request that this text is of, told what came since; a new one for a text nobody knows."""
+    def _known(self, text: Sequence[int]) -> _Slot | None:
+        """The slot of the request that this text is of, which is no longer among those to be found."""
         known = [slot for slot in self._slots if slot.is_continued_by(text)]
-        if known:
-            slot = max(known, key=lambda one: len(one.tokens))
-            self._slots.remove(slot)
-            self._learn(slot, text[len(slot.tokens) :])
+        if not known:
+            return None
+        slot = max(known, key=lambda one: len(one.tokens))
+        self._slots.remove(slot)
+        return slot
+
+    def _take(self, text: Sequence[int], slot: _Slot | None, seen: Tensor | None) -> _Slot:
+        """A slot with this text, told what came since; a new one for a text that nobody knows."""
+        if slot is not None:
+            self._learn(slot, text[len(slot.tokens) :], seen)
             slot.tokens = list(text)
             return slot
         state = RequestState.of(Request(list(text[:1]), SamplingParams()))
-        return _Slot(list(text), self.drafter.start([list(text)], {}), Sampler([state], self._vocab_size, _CPU))
+        slot = _Slot(list(text), self.drafter.start([list(text)], {}), Sampler([state], self._vocab_size, _CPU))
+        if self.reads_scores and seen is not None and len(text) > 1:  # of the last token of the prompt
+            root = Draft(TokenTree.chain(torch.tensor([text[-2:-1]])), self.drafter.draws)
+            self.drafter.observe(slot.state, Observation(root, Scores(seen[None]), [[0]], [0], 0.0, 0.0, None))
+        return slot
 
-    def _learn(self, slot: _Slot, new: Sequence[int]) -> None:
-        """Tell the drafter which of its guesses came true."""
-        if slot.asked is None:
+    def _learn(self, slot: _Slot, new: Sequence[int], seen: Tensor | None) -> None:
+        """Tell the drafter which of its guesses came true, and what was scored."""
+        if slot.asked is None or (self.reads_scores and seen is None):
             return
         draft, plan = slot.asked
         tokens, parents = draft.tree.tokens[0].tolist(), draft.tree.parents[0].tolist()
@@ -106,8 +138,8 @@ class SlotDrafting:
             if below is None:
                 break
             path.append(below)
-        unseen = Scores(torch.zeros(1, draft.tree.num_nodes, 1))
-        self.drafter.observe(slot.state, Observation(draft, unseen, [path], [len(path) - 1], 0.0, 0.0, plan))
+        scores = Scores(torch.zeros(1, draft.tree.num_nodes, 1) if seen is None else seen[None])
+        self.drafter.observe(slot.state, Observation(draft, scores, [path], [len(path) - 1], 0.0, 0.0, plan))
 
     def _guess(self, slot: _Slot) -> list[int]:
         """The chain of first children: vLLM checks chains."""
@@ -122,7 +154,15 @@ class SlotDrafting:
             if parents[node] == place:
                 chain.append(tokens[node])
                 place = node
+        slot.chain = chain
         return chain
+
+
+def _recycling_options(given: Mapping[str, Any], num_guesses: int) -> dict[str, Any]:
+    fixed = next((name for name in _OF_CHAINS if name in given), None)
+    if fixed is not None:
+        raise OptionError(f"{fixed} is {_OF_CHAINS[fixed]} for a proposer of vLLM, which checks chains; leave it out")
+    return {**given, **_OF_CHAINS, "num_tree_nodes": num_guesses}
 
 
 class _Proposer(ABC):
@@ -131,6 +171,8 @@ class _Proposer(ABC):
     method: ClassVar[str]
 
     def __init__(self, vllm_config: Any) -> None:
+        self._logits: Tensor | None = None
+        """The logits of the last step."""
         self._max_len = int(vllm_config.model_config.max_model_len)
         self._drafting = SlotDrafting(
             self.method,
@@ -144,16 +186,25 @@ class _Proposer(ABC):
     ) -> list[list[int]]:
         """Guesses for every slot; none for one whose prompt is still being read, or whose context is full."""
         del slot_mappings
-        asks = [i for i, new in enumerate(sampled_token_ids) if len(new) and int(num_tokens_no_spec[i]) < self._max_len]
-        texts = [token_ids_cpu[i, : int(num_tokens_no_spec[i])].tolist() for i in asks]
-        found = dict(zip(asks, self._drafting.guesses(texts), strict=True))
-        return [
-            found.get(i, [])[: max(0, self._max_len - int(num_tokens_no_spec[i]) - 1)] for i in range(len(sampled_token_ids))
-        ]
+        sizes = [int(num_tokens_no_spec[slot]) for slot in range(len(sampled_token_ids))]
+        asks = [len(new) > 0 and size < self._max_len for new, size in zip(sampled_token_ids, sizes, strict=True)]
+        texts = [token_ids_cpu[slot, : sizes[slot]].tolist() if asked else None for slot, asked in enumerate(asks)]
+        found, self._logits = self._drafting.guesses(texts, self._logits), None
+        return [guesses[: max(0, self._max_len - size - 1)] for guesses, size in zip(found, sizes, strict=True)]
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM loads a drafter's weights here; there are none."""
+    def load_model(self, model: Any = None, *args: Any, **kwargs: Any) -> None:
+        """vLLM loads a drafter's weights here, of which there are none, and shows the model."""
         del args, kwargs
+        if model is None or not self._drafting.reads_scores:
+            return
+        compute = model.compute_logits
+
+        def kept(*inputs: Any, **options: Any) -> Any:
+            logits = compute(*inputs, **options)
+            self._logits = None if logits is None else logits.detach().clone()  # vLLM's sampler writes to them
+            return logits
+
+        model.compute_logits = kept
 
 
 @final
@@ -189,6 +240,19 @@ class Hybrid(_Proposer):
     """``hybrid``: several of these in one tree, places by what came true of each; ``parts`` names them."""
 
     method: ClassVar = _HYBRID
+
+
+@final
+class TokenRecycling(_Proposer):
+    """``token-recycling``: a chain of what the target last said after each token."""
+
+    method: ClassVar = _RECYCLING
+
+
+def register() -> None:
+    """vLLM calls this in each of its processes before a model is loaded (entry point ``vllm.general_plugins``): options that
+    cannot be read stop it there, not after minutes of loading."""
+    _given_options()
 
 
 def _given_options() -> dict[str, Any]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+
+from outrider.core.version import UNINSTALLED, version_here
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outrider"
@@ -24,6 +30,50 @@ def test_the_extra_all_names_extras_that_exist() -> None:
     assert {name for names in named for name in names} <= set(extras) - {"all"}
 
 
-def test_the_citation_has_the_packages_version() -> None:
-    version = PROJECT["project"].get("version")
-    assert version is None or f"version: {version}" in (ROOT / "CITATION.cff").read_text().splitlines()
+def test_every_extra_is_in_all_but_those_for_development() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {"serve", "train", "ray", "vlm", "all"} <= set(extras)
+    assert set(extras) - set(extras["all"][0].removeprefix("outrider[").removesuffix("]").split(",")) == {
+        "all", "dev", "docs", "ray",
+    }  # fmt: skip
+
+
+def test_sources_without_a_repository_have_one_version() -> None:
+    """The build, sources that nobody installed and the citation agree about the release that is in development."""
+    assert PROJECT["project"]["dynamic"] == ["version"] and "version" not in PROJECT["project"]
+    assert PROJECT["tool"]["setuptools_scm"]["fallback_version"] == UNINSTALLED
+    release = UNINSTALLED.partition(".dev")[0]
+    assert f"version: {release}" in (ROOT / "CITATION.cff").read_text().splitlines()
+
+
+def test_another_copys_installation_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An installed package of the same name elsewhere says nothing about these sources; one of these sources does."""
+    for at, expected in ((tmp_path, UNINSTALLED), (PACKAGE.parent, "7.8.9")):
+        found = Installed(at)
+        monkeypatch.setattr(metadata, "distribution", lambda _, found=found: found)
+        assert version_here() == expected
+
+
+class Installed(metadata.Distribution):
+    """An installation of version 7.8.9 in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read_text(self, filename: str) -> str | None:
+        return "Metadata-Version: 2.4\nName: outrider\nVersion: 7.8.9\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:  # type: ignore[override]
+        return self.folder / path
+
+
+def test_no_installation_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> metadata.Distribution:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    assert version_here() == UNINSTALLED
+
+
+def test_the_metadata_has_addresses() -> None:
+    assert PROJECT["project"]["urls"] and all(url.startswith("https://") for url in PROJECT["project"]["urls"].values())

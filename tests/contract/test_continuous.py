@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.cache.contiguous import ContiguousCache
 from outrider.core.errors import ModelError, OptionError
-from outrider.images.continuous.decode import ContinuousModel, ContinuousSettings, Writer, write_plain
+from outrider.core.interfaces import Cache
+from outrider.core.request import Origin
+from outrider.images.continuous.decode import ContinuousSettings, PathWriter, write_plain
+from outrider.images.continuous.interfaces import ContinuousTarget
 from outrider.images.continuous.model import (
     ContinuousShape,
     DiffusionModel,
@@ -18,7 +22,7 @@ from outrider.images.continuous.model import (
     diffusion_loss,
     save_network,
 )
-from outrider.images.continuous.paths import Chain, Paths, Schedule, denoised, fresh_noise, log_density
+from outrider.images.continuous.paths import Chain, Paths, Schedule, denoised, fresh_noise, log_density, own_log_density
 from outrider.images.continuous.rules import (
     PATH_RULES,
     JointPath,
@@ -176,22 +180,28 @@ def test_densities_of_paths() -> None:
             law = torch.distributions.Normal(chain.mean(paths.points[t], t), chain.width(t))
             expected += sign * law.log_prob(paths.points[t - 1]).double().sum(-1)
     torch.testing.assert_close(log_density(p, paths) - log_density(q, paths), expected, atol=1e-3, rtol=1e-3)
+    noise = fresh_noise(q, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(own_log_density(noise), log_density(q, paths), atol=1e-3, rtol=1e-4)
 
 
 # --- whole images -----------------------------------------------------------------------------------------------------
 
 
-class Walk(ContinuousModel):
+class Walk(ContinuousTarget):
     """Three tokens: each stands around half of the one before it, so that an early mistake shows in the last one."""
 
-    num_tokens, dim, schedule = 3, 2, Schedule(6, last_width=0.2)
+    num_tokens, dim, num_classes, schedule = 3, 2, 1, Schedule(6, last_width=0.2)
 
     def __init__(self, weight: float, shift: float) -> None:
         self.weight, self.shift = weight, shift
 
-    def conditions(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        start = labels[:, None, None].expand(-1, 1, 2).to(tokens.dtype)
-        return torch.cat([start, tokens / 2], 1) + self.shift
+    def new_cache(self, batch_size: int) -> ContiguousCache:
+        return ContiguousCache.empty(0, (batch_size, 1, 1), dtype=torch.float32, device=torch.device("cpu"))
+
+    def score(self, nodes: Tensor, labels: Tensor, cache: Cache) -> Tensor:
+        places = torch.tensor(cache.lengths)[:, None] + torch.arange(nodes.shape[1])
+        cache.reserve(nodes.shape[1])
+        return torch.where((places == 0)[..., None], labels[:, None, None].float(), nodes / 2) + self.shift
 
     def chain(self, conditions: Tensor) -> Mixture:
         return Mixture(conditions, self.weight, self.schedule)
@@ -201,20 +211,24 @@ class Walk(ContinuousModel):
 @pytest.mark.parametrize("settings", [ContinuousSettings(2), ContinuousSettings(4, prefill=0.4)])
 def test_whole_images_have_the_targets_law(rule: PathRule, settings: ContinuousSettings) -> None:
     labels, target, draft = torch.zeros(2500, dtype=torch.int64), Walk(0.5, 0.0), Walk(0.35, 0.05)
-    found = Writer(target, draft, rule, settings).write(labels, torch.Generator().manual_seed(2))
+    found = PathWriter(target, draft, rule, settings).write(labels, torch.Generator().manual_seed(2))
     runs = [write_plain(target, labels, torch.Generator().manual_seed(seed)) for seed in (5, 6)]
     for place in range(3):
         assert ks(found.tokens[:, place], runs[0][:, place]) < 1.95 * math.sqrt(2 / 2500)
     together = [run.flatten(1)[:, [0, 4]] for run in (found.tokens, *runs)]
     assert energy(together[0], together[1]) < 4 * max(energy(together[1], together[2]), 0.003)
-    assert bool((found.num_passes <= 3).all()) and float(found.num_passes.float().mean()) < 2.9
-    assert bool((found.num_kept <= found.num_judged).all())
+    passes = [row.stats.num_passes for row in found.rows]
+    assert max(passes) <= 3 and sum(passes) < 2.9 * len(passes)
+    for row in found.rows:
+        assert len(row.rounds) == len(row.origins) == row.stats.num_tokens == 3
+        assert row.origins.count(Origin.ACCEPTED) == row.stats.num_accepted <= row.stats.num_tested <= row.stats.num_drafted
 
 
 def test_a_draft_equal_to_the_target_writes_in_one_pass() -> None:
     model = Walk(0.5, 0.0)
-    found = Writer(model, model, Reflect(), ContinuousSettings(3)).write(torch.zeros(5).long(), torch.Generator())
-    assert found.num_passes.tolist() == [1] * 5 and found.num_kept.tolist() == [3] * 5
+    found = PathWriter(model, model, Reflect(), ContinuousSettings(3)).write(torch.zeros(5).long(), torch.Generator())
+    assert [row.stats.num_passes for row in found.rows] == [1] * 5
+    assert [row.origins for row in found.rows] == [[Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS]] * 5
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -267,4 +281,4 @@ def test_refusals(tmp_path: Path) -> None:
     other = Walk(0.5, 0.0)
     other.num_tokens = 4
     with pytest.raises(OptionError, match="train both with one recipe"):
-        Writer(Walk(0.5, 0.0), other, Reflect())
+        PathWriter(Walk(0.5, 0.0), other, Reflect())

@@ -60,7 +60,7 @@ DRAFTERS: dict[str, Make] = {
     "chains merged": lambda model, size: ManyChains(model, ManyChainsOptions(3), vocab_size=size, draws=WITHOUT),
     "fused": lambda model, size: Hybrid([PromptLookup(), BestFirst(model, vocab_size=size), sequoia(model, size)]),
 }
-PARAMS = {"greedy": SamplingParams(max_tokens=14), "sampled": SAMPLED, "everything": EVERYTHING}
+PARAMS = {"greedy": SamplingParams(max_tokens=10), "sampled": SAMPLED, "everything": EVERYTHING}
 POLICY = Fixed(FixedOptions(num_draft_tokens=4, num_tree_nodes=14))
 
 
@@ -82,7 +82,7 @@ def test_greedy_is_plain_greedy_under_every_rule(target, draft, expected, name: 
     method = Method(DRAFTERS[name](draft, VOCAB), rule(), POLICY)
     states = serve(target, method, PROMPTS[:5], PARAMS["greedy"], batch=3)
     assert tokens(states) == expected["greedy"][:5]
-    assert sum(state.stats.num_accepted for state in states) > 10
+    assert sum(state.stats.num_accepted for state in states) > 5
 
 
 @pytest.mark.parametrize("params", ["sampled", "everything"])
@@ -90,7 +90,7 @@ def test_greedy_is_plain_greedy_under_every_rule(target, draft, expected, name: 
 def test_same_seed_same_text(target, draft, expected, name: str, params: str) -> None:
     """Under the coupled rule, whatever was drawn and however; alone, in a batch, and with requests that join."""
     method = Method(DRAFTERS[name](draft, VOCAB), Coupled(), POLICY)
-    for batch, count in ((1, 2), (8, 8)) if params == "sampled" else ((3, 5),):
+    for batch, count in ((1, 1), (8, 5)) if params == "sampled" else ((3, 5),):
         assert tokens(serve(target, method, PROMPTS[:count], PARAMS[params], batch=batch)) == expected[params][:count]
 
 
@@ -122,9 +122,10 @@ def test_a_draft_with_a_shorter_context_stops_drafting(target, name: str) -> Non
     from outrider.methods import compose
 
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    expected = tokens(serve(target, compose("plain", target), PROMPTS, params))
+    prompts = PROMPTS[2:6]
+    expected = tokens(serve(target, compose("plain", target), prompts, params, batch=4))
     method = Method(DRAFTERS[name](tiny_model(0.1, max_len=24), VOCAB), Coupled(), POLICY)
-    assert tokens(serve(target, method, PROMPTS, params, batch=8)) == expected
+    assert tokens(serve(target, method, prompts, params, batch=4)) == expected
 
 
 def test_a_stochastic_beam_is_refused_by_rules_that_look_below_first(draft) -> None:

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import pytest
 import torch
-from test_methods import EOS, PROMPTS, make, tiered_pairs  # noqa: F401 (a fixture)
+from test_methods import EOS, PROMPTS, make, pairs  # noqa: F401 (a fixture)
 from test_rules_exact import CASES, EXACT, TREES
 from tiers import repeats
 from tiny_pair import tiny_model
@@ -137,7 +137,26 @@ def run_all(target: Target, method: Method, params: SamplingParams, check: Calla
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "rule"), tiered_pairs())
+def one_rule_each() -> list[Any]:
+    """Every method with every rule. ``make test`` has one rule a method, in turn: what is cut does not depend on the rule."""
+    rules: dict[str, list[str]] = {}
+    for name, rule in pairs():
+        rules.setdefault(name, []).append(rule)
+    usual = {(name, found[turn % len(found)]) for turn, (name, found) in enumerate(rules.items())}
+    return [pytest.param(*pair, marks=() if pair in usual else pytest.mark.exhaustive) for pair in pairs()]
+
+
+def schedules_in_turn() -> list[Any]:
+    """Every method cut at nodes and by chance; ``make test`` has one of them a method, in turn."""
+    ways = ("nodes", "chance")
+    return [
+        pytest.param(name, way, marks=() if way == ways[turn % 2] else pytest.mark.exhaustive)
+        for turn, name in enumerate(METHODS)
+        for way in ways
+    ]
+
+
+@pytest.mark.parametrize(("name", "rule"), one_rule_each())
 def test_greedy_text_survives(target, make, expected, name: str, rule: str) -> None:  # noqa: F811
     method = make(name, acceptance=rule)
     for stop in [in_turn, at_nodes][: len(repeats(1, of=2))]:  # seeded texts below are cut at nodes
@@ -145,11 +164,12 @@ def test_greedy_text_survives(target, make, expected, name: str, rule: str) -> N
         assert run_all(target, cut, PARAMS["greedy"]) == expected["greedy"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.acceptance == "coupled"])
 def test_seeded_text_survives(target, make, expected, name: str) -> None:  # noqa: F811
-    """The other schedules follow, with a look at the caches."""
+    """The other schedules follow, with a look at the caches: ``make test`` has those."""
     method = make(name)
-    for schedule in ["in turn", "always at once"][: len(repeats(1, of=2))]:
+    for schedule in ("in turn", "always at once"):
         cut = Method(method.drafter, Cut(method.rule, SCHEDULES[schedule]), method.policy)
         assert run_all(target, cut, PARAMS["seeded"]) == expected["seeded"]
 
@@ -202,8 +222,7 @@ def check_cache(model: Target, cache: Any, batch: Batch, *, lag: int | None) -> 
             torch.testing.assert_close(mine[row, :, :used], other[row, :, :used], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["nodes", "chance"])
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize(("name", "schedule"), schedules_in_turn())
 def test_caches_and_seeded_text_survive(target, make, expected, name: str, schedule: str) -> None:  # noqa: F811
     method = make(name)
     cut = Method(method.drafter, Cut(method.rule, SCHEDULES[schedule]), method.policy)
@@ -212,7 +231,7 @@ def test_caches_and_seeded_text_survive(target, make, expected, name: str, sched
         check_cache(target, batch.cache, batch, lag=0)
         if name == "pearl":  # its draft is ahead of the text: tests/unit/test_pearl.py
             return
-        if not METHODS[name].foreign:  # their drafts read other tokens: tests/unit/test_translation.py
+        if not METHODS[name].any_tokenizer:  # their drafts read other tokens: tests/unit/test_translation.py
             for model, cache in drafts_in(method.drafter, batch.drafter_state):
                 if model is not target and cache is not batch.cache:  # a drafter that is the target shares its cache
                     check_cache(model, cache, batch, lag=None)
@@ -235,8 +254,14 @@ def test_every_draft_model_is_found(target, draft) -> None:
 # --- laws -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize(("rule", "draws"), CASES)
+@pytest.mark.parametrize(
+    ("rule", "draws", "depth"),
+    [
+        pytest.param(*case.values, depth, marks=() if depth == turn % 2 else pytest.mark.exhaustive)
+        for turn, case in enumerate(CASES)
+        for depth in (0, 1)
+    ],
+)
 def test_the_law_survives_a_cut_at_any_depth(rule: type[AcceptanceRule], draws: Draws, depth: int) -> None:
     """By enumeration, for rules that keep the law and not the text: what is cut off may have been why it was accepted."""
     shapes = [chain(2)] if rule.shape is Shape.CHAIN else [chain(2), TREES["ragged"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from test_lossy_rules import BareLaw, greedy_law, judged_rows
 from test_rules_vectorised import VOCAB_SIZE, assert_forms_agree, case_of, random_law
 from tiers import repeats
+from tiny_heads import random_head
+from tiny_pair import tiny_model
 from torch import Tensor
 from toy_laws import Experiment, by_draws, chain, distance, grow, toy_pair
 
@@ -18,14 +21,23 @@ from outrider.acceptance.distance import enumerated_law, measure, one_guess_draf
 from outrider.acceptance.gsd import Grouped, GroupedOptions, GroupedPartition, PartitionOptions
 from outrider.acceptance.lantern import Lantern, LanternOptions, LanternPlus, LanternPlusOptions
 from outrider.acceptance.neighbours import Neighbourhood
+from outrider.acceptance.recursive import Recursive
 from outrider.acceptance.rejection import Rejection
 from outrider.acceptance.relaxed import RelaxedRule
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
+from outrider.core.interfaces import RowDraft
+from outrider.core.params import SamplingParams
+from outrider.core.random_source import RandomSource
+from outrider.core.request import Request
 from outrider.core.rng import Noise
+from outrider.engine.generate import run
+from outrider.engine.step import Engine
 from outrider.methods import RULES as TABLE
+from outrider.methods import compose
 
 EXACT = 1e-12
+SAMPLED = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
 CODES = torch.randn(VOCAB_SIZE, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 RULES: dict[str, RelaxedRule] = {
     "lantern": Lantern(LanternOptions(num_neighbours=2, lantern_delta=0.3, codebook=CODES)),
@@ -152,17 +164,19 @@ def test_delta_does_not_bound_the_loss() -> None:
 # --- both forms -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_chain", [True, False])
 @pytest.mark.parametrize("name", RULES)
-def test_walk_is_walk_row(name: str) -> None:
-    assert_forms_agree(RULES[name], cases=repeats(20, of=40), is_chain=True)
+def test_walk_is_walk_row(name: str, is_chain: bool) -> None:
+    assert_forms_agree(RULES[name], cases=repeats(20, of=40), is_chain=is_chain)
 
 
+@pytest.mark.parametrize("is_chain", [True, False])
 @pytest.mark.parametrize("name", RULES)
-def test_temperature_0(name: str) -> None:
+def test_temperature_0(name: str, is_chain: bool) -> None:
     """Greedy rows beside sampled ones. What is drawn is the argmax; what is kept may be another token."""
     rule, relaxed = RULES[name], 0
     for seed in range(20):
-        case = case_of(seed, is_chain=True)
+        case = case_of(seed, is_chain=is_chain)
         law = greedy_law(case, seed)
         for row, one, scalar in judged_rows(rule, case, law):
             if row % 2 == 0:
@@ -178,27 +192,60 @@ def test_walk_stays_on_the_device(name: str) -> None:
     """Tensors without data: an operation that waits for a value raises."""
     if name == "gsd-partition":
         pytest.skip("its groups are made once, by counting")
-    case, meta = case_of(3, is_chain=True), torch.device("meta")
-    assert case.draft.q is not None
-    probs = case.law.probs.to(meta)
-    law: Any = BareLaw(probs, probs, probs)
-    noise = Noise(case.noise.seeds.to(meta), case.noise.positions.to(meta))
-    verdict = RULES[name].walk(Draft(case.tree.to(meta), Draws.IID, case.draft.q.to(meta)), law, noise)
-    assert verdict.next_token.shape == (case.tree.batch_size,)
+    for is_chain in (True, False):
+        case, meta = case_of(3, is_chain=is_chain), torch.device("meta")
+        assert case.draft.q is not None
+        probs = case.law.probs.to(meta)
+        law: Any = BareLaw(probs, probs, probs)
+        noise = Noise(case.noise.seeds.to(meta), case.noise.positions.to(meta))
+        verdict = RULES[name].walk(Draft(case.tree.to(meta), Draws.IID, case.draft.q.to(meta)), law, noise)
+        assert verdict.next_token.shape == (case.tree.batch_size,)
 
 
+@pytest.mark.parametrize("is_chain", [True, False])
 @pytest.mark.parametrize("name", EXACT_ENDS)
-def test_the_exact_end_is_rejection_sampling(name: str) -> None:
+def test_the_exact_end_is_recursive_rejection(name: str, is_chain: bool) -> None:
+    """Rejection sampling on a chain; sibling by sibling on a tree."""
+    exact = Rejection() if is_chain else Recursive()
     for seed in range(40):
-        case = case_of(seed, is_chain=True)
-        mine, other = (rule.walk(case.draft, case.law, case.noise) for rule in (EXACT_ENDS[name], Rejection()))
+        case = case_of(seed, is_chain=is_chain)
+        mine, other = (rule.walk(case.draft, case.law, case.noise) for rule in (EXACT_ENDS[name], exact))
         if name != "gsd-partition":  # its residual is the same law, summed in another order
             assert mine.next_token.tolist() == other.next_token.tolist()
         assert mine.num_accepted.tolist() == other.num_accepted.tolist()
-    pair = toy_pair("random", 1, 2)
-    experiment = Experiment(pair, grow(pair, chain(2), Draws.IID, by_draws(pair, Draws.IID)), 3)
+    pair, shape = toy_pair("random", 1, 2), chain(2) if is_chain else [-1, 0, 0, 1]
+    experiment = Experiment(pair, grow(pair, shape, Draws.IID, by_draws(pair, Draws.IID)), 3)
     rule = GroupedPartition(PartitionOptions(num_groups=2)) if name == "gsd-partition" else EXACT_ENDS[name]
     assert distance(rule, experiment) < EXACT
+
+
+def test_a_partition_keeps_the_law_of_groups_on_trees() -> None:
+    """Two siblings: what the first leaves of a group is what the second is tested against."""
+    rule = RULES["gsd-partition"]
+    assert isinstance(rule, GroupedPartition)
+    groups = rule.groups(VOCAB_SIZE, torch.device("cpu"))
+    for p, q in zip(*pairs(5, 6), strict=True):
+
+        def two_guesses(source: RandomSource, p: Tensor = p, q: Tensor = q) -> RowDraft:
+            guesses = [source.categorical(q, lane) for lane in (100, 101)]
+            return RowDraft([0, *guesses], [-1, 0, 0], p.expand(3, -1), q.expand(3, -1), Draws.IID)
+
+        law = enumerated_law(rule, two_guesses)
+        torch.testing.assert_close(law[groups == 0].sum(), p[groups == 0].sum(), atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("acceptance", ["lantern", "lantern++", "gsd", "gsd-partition"])
+def test_heads_grow_trees_for_them(acceptance: str) -> None:
+    """A static tree of sampled guesses; at temperature 0 ``gsd`` leaves plain decoding's text alone."""
+    target = tiny_model()
+    options = {"heads": random_head("eagle3"), "branching": "3,2,1", "num_draft_tokens": 3}
+    method = compose("eagle3", target, acceptance=acceptance, options=options)
+    texts: list[list[int]] = []
+    for one, params in product((method, compose("plain", target)), (SamplingParams(max_tokens=12), SAMPLED)):
+        done = {step.request: step.state for step in run(Engine(target, one), [Request([1, 2, 3], params)], max_batch_size=1)}
+        texts.append(done[0].output_ids)
+    assert all(len(text) == 12 for text in texts)
+    assert acceptance != "gsd" or texts[0] == texts[2]
 
 
 # --- options and neighbours -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +15,16 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
+from outrider.drafters.copying.datastore_build import build_datastore
 from outrider.engine.beam import BeamOptions, BeamResult, beam_search
 from outrider.engine.beam_forest import ModelForest
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import METHODS, compose
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config, new_head, save_head
 from outrider.models.recurrent.decoder import RecurrentDecoder
-from outrider.models.recurrent.ends import llama_keys
+from outrider.models.recurrent.embedding_and_output import llama_keys
 from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
 
 VOCAB = 64
@@ -31,7 +33,7 @@ PROMPTS[3] = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]  # something to copy
 GREEDY = SamplingParams(max_tokens=10)
 SEEDED = SamplingParams(max_tokens=10, temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=7)
 COPYING = ("prompt-lookup", "suffix", "ngram-cache", "token-recycling", "jacobi", "lookahead")
-DRAFTING = ("draft-model", "draft-tree", "best-first", "sequoia", "rsd-s", "spectr", "cascade")
+DRAFTING = ("draft-model", "draft-tree", "best-first", "sequoia", "rsd-s", "spectr", "cascade", "hybrid", "rasd")
 APART = ("early-exit", "draft-verify", "swift", "del", "specee")
 
 
@@ -39,7 +41,7 @@ def model(family: str, noise: float = 0.0) -> Target:
     return random_recurrent(tiny_raw(family), noise=noise, dtype=torch.float64)
 
 
-@pytest.fixture(scope="module", params=["mamba2", "bamba", "qwen3_next"])
+@pytest.fixture(scope="module", params=["mamba2", "bamba", "falcon_h1", "qwen3_next"])
 def target(request: pytest.FixtureRequest) -> Target:
     return model(request.param)
 
@@ -67,8 +69,24 @@ def texts(target: Target, method: Method, params: SamplingParams, batch: int = 1
 @pytest.mark.parametrize("name", COPYING)
 def test_methods_without_a_model_give_plain_texts(target: Target, expected, name: str) -> None:
     method = compose(name, target, policy="fixed")
-    assert texts(target, method, GREEDY) == expected[0]
+    assert texts(target, method, GREEDY, 2) == expected[0]
     assert texts(target, method, SEEDED, 3) == expected[1]
+
+
+@pytest.mark.parametrize("name", ["rest", "reference", "hybrid"])
+def test_methods_that_copy_from_elsewhere_give_plain_texts(target: Target, expected, name: str, tmp_path: Path) -> None:
+    """From a datastore, from references, and from several sources in one tree."""
+    documents = [prompt + text for prompt, text in zip(PROMPTS, expected[0], strict=True)]
+    given: dict[str, dict[str, Any]] = {
+        "rest": {"datastore": str(tmp_path / "store")},
+        "reference": {"references": documents},
+        "hybrid": {"parts": "suffix,token-recycling"},
+    }
+    build_datastore(documents, tmp_path / "store", vocab_size=VOCAB)
+    for params, plain in zip((GREEDY, SEEDED), expected, strict=True):
+        states = serve(target, compose(name, target, policy="fixed", options=given[name]), params, 3)
+        assert [state.output_ids for state in states] == plain
+        assert params is SEEDED or name == "hybrid" or max(state.stats.tokens_per_pass for state in states) > 2
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +145,11 @@ def test_methods_that_run_layers_apart_are_refused(target: Target, name: str) ->
         compose(name, target)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle1", "eagle3"])
 def test_heads_read_the_states_of_recurrent_targets(target: Target, expected, kind: str, tmp_path: Path) -> None:
     assert isinstance(target, RecurrentDecoder)
     config = new_config(kind, llama_keys(target.config, {}), **({"num_heads": 3} if kind == "medusa" else {}))
-    ends = Ends(torch.randn(VOCAB, 32), torch.ones(32), torch.randn(VOCAB, 32) / 6, tied=False)
+    ends = EmbeddingAndOutput(torch.randn(VOCAB, 32), torch.ones(32), torch.randn(VOCAB, 32) / 6, tied=False)
     save_head(new_head(config, ends), tmp_path, dtype=torch.float32)
     method = compose(kind, target, policy="fixed", options={"heads": str(tmp_path)})
     assert texts(target, method, GREEDY, 3) == expected[0]

@@ -93,7 +93,7 @@ def test_delta_is_exact_for_any_guesses_made_without_its_numbers(draws: Draws) -
 # --- rounds compose ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("vocab_size", "num_seeds"), [(2, 4), (3, 1)])
+@pytest.mark.parametrize(("vocab_size", "num_seeds"), [(2, 4), pytest.param(3, 1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("rule", "draws"), CASES)
 def test_two_rounds(rule: type[AcceptanceRule], draws: Draws, vocab_size: int, num_seeds: int) -> None:
     for seed in repeats(1, of=num_seeds):

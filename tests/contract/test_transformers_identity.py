@@ -24,10 +24,10 @@ from outrider.engine.step import Engine
 from outrider.methods import METHODS, compose
 from outrider.models.load import load_model
 
-NEW_TOKENS = 10
+NEW_TOKENS = 8
 CHECKED = ["llama2", "llama3", "llama-tied", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3"]
 LENGTHS = (3, 7, 12, 20)
-SEEDS = [(size, 100 * size + number) for size in LENGTHS for number in repeats(8, of=25)]
+SEEDS = [(size, 100 * size + number) for size in LENGTHS for number in repeats(3, of=25)]
 PROMPTS = [random.Random(seed).choices(range(3, VOCAB), k=size) for size, seed in SEEDS]
 
 
@@ -48,7 +48,7 @@ def serve(
     # transformers keeps the end-of-sequence token out of `min_new_tokens` by banning it
     params = SamplingParams(max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS)
     requests = [Request(prompt, params, frozenset({2})) for prompt in prompts]
-    translation = toy_translation(target.vocab_size) if METHODS[name].foreign else None
+    translation = toy_translation(target.vocab_size) if METHODS[name].any_tokenizer else None
     engine = Engine(target, compose(name, target, draft=draft, translation=translation))
     done: dict[int, list[int]] = {}
     for step in run(engine, requests, max_batch_size=batch_size):
@@ -76,11 +76,11 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_greedy_text_is_that_of_transformers(family: Any, name: str) -> None:
     target, draft, reference = family
     assert serve(target, name, draft, batch_size=10) == reference
-    assert serve(target, name, draft, prompts=PROMPTS[3::8], batch_size=1) == reference[3::8]
+    assert serve(target, name, draft, prompts=PROMPTS[7:8], batch_size=1) == reference[7:8]
 
 
 @pytest.mark.parametrize("family", ["llama3"], indirect=True)
 @pytest.mark.parametrize("name", [name for name, row in METHODS.items() if not row.needs])
 def test_every_method_says_what_transformers_says(family: Any, name: str) -> None:
     target, draft, reference = family
-    assert serve(target, name, draft, batch_size=10) == reference
+    assert serve(target, name, draft, prompts=PROMPTS[::2], batch_size=4) == reference[::2]

@@ -174,7 +174,7 @@ def test_on_a_chain_recursive_is_rejection_and_traversal_is_block() -> None:
 
 
 def test_on_a_chain_recursive_gives_rejections_verdicts() -> None:
-    for seed in repeats(20, of=60):
+    for seed in repeats(10, of=60):
         case = case_of(seed, is_chain=True)
         for (mine, _), (theirs, _) in zip(case.verdicts(Recursive()), case.verdicts(Rejection()), strict=True):
             assert mine == theirs
@@ -246,7 +246,7 @@ def test_merged_independent_chains_are_draws_without_replacement(rule, shape: li
 
 
 def test_first_twins_are_those_that_spell_the_same_text() -> None:
-    for seed in repeats(30, of=100):
+    for seed in repeats(12, of=100):
         tree = case_of(seed, is_chain=False).tree
         first = first_twins(tree)
         for row, size in enumerate(tree.sizes):
@@ -260,7 +260,7 @@ def test_first_twins_are_those_that_spell_the_same_text() -> None:
 @pytest.mark.parametrize("rule", [Recursive, Traversal])
 def test_walk_is_walk_row_without_replacement(rule) -> None:
     """test_rules_vectorised draws independently; here the elder siblings leave q."""
-    for seed in repeats(40, of=120):
+    for seed in repeats(16, of=120):
         case = case_of(seed, is_chain=False)
         draft = Draft(case.tree, WITHOUT, case.draft.q)
         batched = rule().walk(draft, case.law, case.noise)

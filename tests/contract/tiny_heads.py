@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tiny_pair import _RAW, VOCAB
 
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config, new_head, save_head
 from outrider.models.heads.head import Head
 
@@ -39,7 +39,7 @@ def random_head(kind: str, *, seed: int = 0, **more: Any) -> Head:
     """Heads of a kind; ``more`` overrides what ``CHANGES`` says."""
     torch.manual_seed(seed)
     config = new_config(kind, _RAW, **{**CHANGES[kind], **more})
-    ends = Ends(torch.randn(VOCAB, 32), torch.ones(32), torch.randn(VOCAB, 32) / 6, tied=False)
+    ends = EmbeddingAndOutput(torch.randn(VOCAB, 32), torch.ones(32), torch.randn(VOCAB, 32) / 6, tied=False)
     ids = torch.randperm(VOCAB)[: config.draft_vocab_size].sort().values
     head = new_head(config, ends, ids=ids, seed=seed)
     with torch.no_grad():  # parts that start at zero would hide mistakes

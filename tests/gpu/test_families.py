@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from outrider import SamplingParams
-from outrider.captured import Rounds
 from outrider.core.interfaces import Target
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.cuda_graphs import Rounds
 from outrider.methods import compose
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder

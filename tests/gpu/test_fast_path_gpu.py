@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.captured import captured
 from outrider.core.tree import TokenTree
+from outrider.cuda_graphs import captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 PROMPTS = ["Once upon a time", "Tom and Lily went to the park. Tom and Lily", "One day, a girl named Mia found", "The old man"]
@@ -25,7 +25,15 @@ def llm() -> LLM:
     return LLM(device="cuda", numerics="invariant")
 
 
-METHODS = [("plain", {}), ("draft-model", {"num_draft_tokens": 3}), ("prompt-lookup", {"num_draft_tokens": 6})]
+METHODS = [
+    ("plain", {}),
+    ("draft-model", {"num_draft_tokens": 3}),
+    ("prompt-lookup", {"num_draft_tokens": 6}),
+    ("suffix", {"num_draft_tokens": 6}),
+    ("ngram-cache", {"num_draft_tokens": 3}),
+    ("early-exit", {"num_draft_tokens": 3}),
+    ("kangaroo", {"num_draft_tokens": 4, "threshold": 0.3}),
+]
 PARAMS = [SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=0.8, seed=7)]
 
 
@@ -82,7 +90,7 @@ def test_a_stream_left_half_read_disturbs_nobody(llm: LLM) -> None:
 def test_the_adaptive_policy_runs_captured(llm: LLM) -> None:
     params = SamplingParams(max_tokens=100)
     expected = [o.token_ids for o in llm.generate(PROMPTS, params, method=llm.compose("plain"))]
-    for name in ("draft-model", "prompt-lookup"):
+    for name in ("draft-model", "prompt-lookup", "suffix"):
         method = llm.compose(name, policy="adaptive", num_draft_tokens=6)
         for _ in range(2):
             assert [o.token_ids for o in llm.generate(PROMPTS, params, method=method)] == expected
@@ -91,13 +99,31 @@ def test_the_adaptive_policy_runs_captured(llm: LLM) -> None:
 def test_every_method_runs_on_captured_passes(llm: LLM) -> None:
     params = SamplingParams(max_tokens=30)
     expected = [o.token_ids for o in llm.generate(PROMPTS, params, method=llm.compose("plain"))]
-    for name in ("suffix", "jacobi", "token-recycling", "early-exit", "medusa"):
+    for name in ("jacobi", "token-recycling", "early-exit", "medusa"):
         assert [o.token_ids for o in llm.generate(PROMPTS, params, method=llm.compose(name))] == expected, name
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_rules_on_the_host_say_what_the_engine_says(llm: LLM, acceptance: str) -> None:
+    """Traced rounds are the engine's."""
+    method = llm.compose("draft-model", acceptance=acceptance, policy="fixed", num_draft_tokens=3)
+    graphs = llm.rounds.graphs_of(method)
+    assert graphs is not None and graphs.beside is not None and graphs.beside.rule is method.rule
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=7)
+    requests = llm.requests(PROMPTS, params)
+    found = list[list[list[int]]]()
+    for traced in (False, True):
+        said: dict[int, list[int]] = {}
+        for step in llm.rounds.run(method, requests, traced=traced):
+            said.setdefault(step.request, []).extend(step.new_tokens)
+        found.append([said[number] for number in range(len(requests))])
+    assert found[0] == found[1]
 
 
 TREE = {"branching": (3, 2, 1), "num_draft_tokens": 3, "num_tree_nodes": 15}
 SEARCH = {"num_draft_tokens": 5, "num_tree_nodes": 31}
-TREES = [("draft-tree", TREE), ("best-first", SEARCH), ("eagle3", SEARCH), ("eagle1", TREE)]
+COPIED = {"tree": True, "num_draft_tokens": 5, "num_tree_nodes": 12, "offset": 2.0}
+TREES = [("draft-tree", TREE), ("best-first", SEARCH), ("eagle3", SEARCH), ("eagle1", TREE), ("suffix", COPIED)]
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
@@ -268,18 +294,18 @@ def test_the_fast_path_can_be_switched_off() -> None:
 
 
 def test_what_is_prepared_is_not_captured_again() -> None:
-    from outrider.engine import graphs
+    from outrider.engine import captured_rounds
 
     llm, params = LLM(device="cuda", max_batch_size=4, numerics="invariant"), SamplingParams(max_tokens=20)
     expected = [o.token_ids for o in llm.generate(PROMPTS, params)]
     llm = LLM(device="cuda", max_batch_size=4, numerics="invariant")
     llm.warm_up()
-    captured, real = [], graphs.RoundGraph
+    captured, real = [], captured_rounds.RoundGraph
     try:
-        graphs.RoundGraph = lambda *given, **more: captured.append(given) or real(*given, **more)  # type: ignore[assignment, misc]
+        captured_rounds.RoundGraph = lambda *given, **more: captured.append(given) or real(*given, **more)  # type: ignore[assignment, misc]
         assert [o.token_ids for o in llm.generate(PROMPTS, params)] == expected
     finally:
-        graphs.RoundGraph = real  # type: ignore[misc]
+        captured_rounds.RoundGraph = real  # type: ignore[misc]
     assert not captured
 
 

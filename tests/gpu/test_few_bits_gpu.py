@@ -1,9 +1,10 @@
-"""Products of 8 and 4 bits through the ring (models/gpu/rounded.py) against plain PyTorch, and rows against each other."""
+"""Products of 8 and 4 bits (models/gpu/quantised_matmul.py) against plain PyTorch, and rows against each other."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from rows_alike import assert_rows_alike
 
 from outrider.models.gpu.limits import can_ring
 
@@ -14,28 +15,20 @@ pytestmark = pytest.mark.skipif(not can_ring(128, 128, torch.bfloat16), reason="
 @pytest.mark.parametrize(("depth", "num_parts", "gated"), [(384, 1, True), (640, 3, False), (256, 4, False), (2048, 1, False)])
 def test_every_number_of_rows_gives_the_same_numbers(bits: int, depth: int, num_parts: int, gated: bool) -> None:
     """Those of plain PyTorch to rounding, and bit for bit those of one row; groups that are not there add nothing."""
-    from outrider.models.gpu.skinny import Tile, product, reference_product
+    from outrider.models.gpu.small_batch_matmul import reference_product
     from outrider.models.packed import pack
 
     draw = torch.Generator("cuda").manual_seed(depth)
     packed = pack(torch.randn(256, depth, generator=draw, device="cuda").bfloat16() / 8, bits)
     x = torch.randn(130, depth, generator=draw, device="cuda").bfloat16()
     expected = reference_product(x, packed.unpacked(), gated=gated)
-    tiles = [(1, 8, 64, 4), (5, 8, 32, 2), (9, 16, 64, 4), (20, 32, 64, 4), (64, 64, 128, 8), (130, 64, 64, 4)]
-    first = None
-    for num_rows, bm, bn, num_warps in tiles:
-        tile = Tile(bn, 256 if bm < 64 else 128, num_warps, 3, bm, num_parts, ringed=True)
-        y = product(x[:num_rows], packed, tile=tile, gated=gated)
-        first = y[..., :1, :].clone() if first is None else first
-        assert torch.equal(y[..., :1, :], first), num_rows
-        y = (y.sum(0) if num_parts > 1 else y).float()
-        assert float((y - expected[:num_rows]).norm() / expected[:num_rows].norm()) < 5e-3, num_rows
+    assert_rows_alike(x, packed, expected, num_parts=num_parts, gated=gated)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_byte_is_the_number_it_stands_for(bits: int) -> None:
     """All 256 bytes, one by one: inputs of which one is 1 and the others 0 bring them to light."""
-    from outrider.models.gpu.skinny import Tile, product
+    from outrider.models.gpu.small_batch_matmul import Tile, product
     from outrider.models.packed import Packed
 
     width = 128 * bits // 8

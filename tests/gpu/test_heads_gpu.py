@@ -10,8 +10,8 @@ import torch
 
 from outrider import LLM, SamplingParams
 from outrider.bundled import bundled_path
-from outrider.captured import captured
-from outrider.models.heads.ends import read_target
+from outrider.cuda_graphs import captured
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.heads.folder import new_config, new_head, save_head
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,9 +1,10 @@
-"""Products with the matrices of quantised checkpoints through the ring (models/gpu/rounded.py): plain PyTorch's numbers."""
+"""Products with the matrices of quantised checkpoints (models/gpu/quantised_matmul.py) are plain PyTorch's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from rows_alike import assert_rows_alike
 
 from outrider.models.gpu.limits import can_ring
 
@@ -30,24 +31,17 @@ def matrix(form: str, outputs: int, depth: int):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("depth", "num_parts", "gated"), [(384, 1, True), (640, 3, False), (2048, 1, False)])
 def test_every_number_of_rows_gives_the_same_numbers(form: str, depth: int, num_parts: int, gated: bool) -> None:
-    from outrider.models.gpu.skinny import Tile, product, reference_product
+    from outrider.models.gpu.small_batch_matmul import reference_product
 
     packed = matrix(form, 256, depth)
     x = torch.randn(130, depth, generator=torch.Generator("cuda").manual_seed(1), device="cuda").bfloat16()
     expected = reference_product(x, packed.unpacked(torch.float32), gated=gated)
-    first = None
-    for num_rows, bm, bn, num_warps in [(1, 8, 64, 4), (9, 16, 64, 4), (20, 32, 64, 4), (64, 64, 128, 8), (130, 64, 64, 4)]:
-        tile = Tile(bn, 256 if bm < 64 else 128, num_warps, 3, bm, num_parts, ringed=True)
-        y = product(x[:num_rows], packed, tile=tile, gated=gated)
-        first = y[..., :1, :].clone() if first is None else first
-        assert torch.equal(y[..., :1, :], first), num_rows
-        y = (y.sum(0) if num_parts > 1 else y).float()
-        assert float((y - expected[:num_rows]).norm() / expected[:num_rows].norm()) < 5e-3, num_rows
+    assert_rows_alike(x, packed, expected, num_parts=num_parts, gated=gated)
 
 
 def test_every_e4m3_float_is_the_number_it_stands_for() -> None:
     """All of them but NaN, one by one: inputs of which one is 1 and the others 0 bring them to light."""
-    from outrider.models.gpu.skinny import Tile, product
+    from outrider.models.gpu.small_batch_matmul import Tile, product
     from outrider.models.packed import Packed
 
     place = torch.arange(128, device="cuda")
@@ -72,7 +66,7 @@ def test_places_in_a_table_are_multiplied_as_they_are(depth: int, num_parts: int
     """nf4: groups of 64 with scales of 32 bits, from one row to more than our kernels take."""
     from outrider.models.gpu.grouped import sixteen_bits
     from outrider.models.gpu.products import multiply
-    from outrider.models.gpu.skinny import Tile, product, reference_product
+    from outrider.models.gpu.small_batch_matmul import Tile, product, reference_product
     from outrider.models.gpu.tiles import Kind
     from outrider.models.packed import Packed
 

@@ -1,10 +1,12 @@
-"""A model divided among ranks on CUDA devices: NCCL alone, its sums inside a captured graph, and two ranks on one device.
+"""A model divided among ranks on CUDA devices: NCCL alone, its sums inside captured rounds, and two ranks on one device.
 
-NCCL refuses two ranks on one device. So its wires are tried with one rank, and two ranks on one device are connected by gloo.
+NCCL refuses two ranks on one device. So its wires are tried with one rank, whose rounds have all the sums and messages of
+several, and two ranks on one device are connected by gloo. ``tests/unit/test_shared_round.py`` has a follower.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,15 @@ from divided import VOCAB, checkpoint
 from torch import Tensor
 
 from outrider import LLM, SamplingParams
+from outrider.core.interfaces import Target
+from outrider.core.report import Progress
+from outrider.core.request import Request
+from outrider.cuda_graphs import Rounds
+from outrider.methods import compose
+from outrider.models.load import load_model
 from outrider.models.parallel import ParallelTarget
 from outrider.models.parallel.link import Link, backend_of, open_store
+from outrider.models.parallel.rank import ByHeads
 from outrider.models.share import Share
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -55,6 +64,48 @@ def test_a_sum_over_nccl_is_captured(alone: Link) -> None:
         given.normal_()
         graph.replay()
         assert torch.equal(found[0], 2 * given)
+
+
+@pytest.fixture(scope="module")
+def wired(tmp_path_factory: pytest.TempPathFactory) -> tuple[ParallelTarget, Target]:
+    """A target of one rank on NCCL, and a draft."""
+    folder = tmp_path_factory.mktemp("wired")
+    sizes = {"intermediate_size": 128, "vocab_size": 96}
+    opening = ByHeads(checkpoint(folder / "target", **sizes), 1, "bfloat16", "cuda", None, fast=True, page_len=0)
+    draft = load_model(checkpoint(folder / "draft", noise=0.3, **sizes), dtype="bfloat16", device="cuda")
+    return ParallelTarget(opening), draft
+
+
+SAMPLERS = {
+    "greedy": SamplingParams(max_tokens=12, ignore_eos=True),
+    "seeded": SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.9, seed=4),
+    "top-p": SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.9, top_p=0.8, presence_penalty=0.5, seed=4),
+}
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+@pytest.mark.parametrize("name", ["plain", "prompt-lookup", "draft-model", "best-first"])
+def test_whole_rounds_of_a_rank_are_captured(name: str, sampler: str, wired: tuple[ParallelTarget, Target]) -> None:
+    """Sums, messages to followers and the choice are in the graph; texts are those of rounds that the host runs."""
+    target, draft = wired
+    assert target.traits.can_be_captured and target.traits.is_invariant
+    method = compose(name, target, draft=draft if name in ("draft-model", "best-first") else None, policy="fixed")
+    rounds, told = Rounds(target), list[str]()
+    graphs = rounds.graphs_of(method)
+    assert graphs is not None
+    link = graphs.target.joint
+    assert isinstance(link, Link)
+    link.on_tell = lambda verb, _: told.append(verb)
+    texts = []
+    for traced in (False, True):  # a traced round is the host's
+        requests = [Request(prompt, SAMPLERS[sampler]) for prompt in PROMPTS]
+        texts.append(texts_of(rounds.run(method, requests, traced=traced)))
+    assert texts[0] == texts[1] and all(len(text) == 12 for text in texts[0].values())
+    assert "capture" in told and "launch" in told
+
+
+def texts_of(progress: Iterable[Progress]) -> dict[int, list[int]]:
+    return {one.request: list(one.state.output_ids) for one in progress}
 
 
 @pytest.mark.parametrize("method", ["plain", "draft-model", "best-first"])

@@ -56,7 +56,7 @@ def test_requests_that_borrow_pages_say_what_they_say_alone(name: str, options: 
 
 
 def test_after_a_warm_up_no_sampler_waits_for_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outrider.engine import graphs
+    from outrider.engine import captured_rounds
 
     llm = LLM(device="cuda", max_batch_size=4, numerics="invariant")
     kinds: dict[str, dict[str, Any]] = {
@@ -75,13 +75,13 @@ def test_after_a_warm_up_no_sampler_waits_for_a_capture(monkeypatch: pytest.Monk
     expected = {name: [o.token_ids for o in llm.generate(ENDS, one, method=plain, trace=True)] for name, one in params.items()}
     llm.warm_up(batch_sizes=[1, 2, 4])
     captures: list[object] = []
-    real = graphs.RoundGraph
+    real = captured_rounds.RoundGraph
 
     def counted(*given: Any, **more: Any) -> Any:
         captures.append(given)
         return real(*given, **more)
 
-    monkeypatch.setattr(graphs, "RoundGraph", counted)
+    monkeypatch.setattr(captured_rounds, "RoundGraph", counted)
     for name, one in params.items():
         found = [output.token_ids for output in llm.generate(ENDS, one)]
         assert not captures, f"{name}: {len(captures)} rounds were captured"

@@ -10,8 +10,8 @@ import torch
 from tiny_vision import IMAGE, image, new_folder
 
 from outrider import LLM, SamplingParams
-from outrider.captured import Rounds
 from outrider.core.tree import TokenTree
+from outrider.cuda_graphs import Rounds
 from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.methods import compose

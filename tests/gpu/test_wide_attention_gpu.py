@@ -21,7 +21,7 @@ def test_the_same_numbers_as_the_kernel_for_few(
     head_dim: int, num_nodes: int, start: int, is_tree: bool, lengths: tuple[int, int]
 ) -> None:
     """To the rounding of weights. What stands behind the nodes is not a number, and must not be read as one."""
-    from outrider.models.attention.tree_tiles import Cut, Rows, Sights
+    from outrider.models.attention.tree_tiles import KeySplit, Rows, Sights
     from outrider.models.attention.tree_triton import attend_tree, pack_words
 
     draw = torch.Generator("cuda").manual_seed(num_nodes + lengths[0])
@@ -36,10 +36,10 @@ def test_the_same_numbers_as_the_kernel_for_few(
     parents = [[-1, *(int(torch.randint(0, n, ())) for n in range(1, start + num_nodes))] for _ in lengths]
     words = pack_words(ancestors_of(torch.tensor(parents)))[:, start:].contiguous().cuda() if is_tree else None
     sights = Sights(words, None, start)
-    expected = attend_tree(queries, memory, rows, sights=sights, cut=Cut(4, block_queries=64), scale=head_dim**-0.5)
+    expected = attend_tree(queries, memory, rows, sights=sights, cut=KeySplit(4, block_queries=64), scale=head_dim**-0.5)
     assert expected.isfinite().all()
     for pieces in (1, 5, 16):
-        cut = Cut(pieces, shortest=128, block_queries=128, num_stages=4, side_by_side=True)
+        cut = KeySplit(pieces, shortest=128, block_queries=128, num_stages=4, side_by_side=True)
         seen = attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=head_dim**-0.5)
         torch.testing.assert_close(seen, expected, atol=2e-2, rtol=2e-2)
         again = attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=head_dim**-0.5)

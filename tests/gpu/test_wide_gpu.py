@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from outrider.core.tree import ancestors_of
-from outrider.models.attention.tree_tiles import Bounds, Cut, Rows, Sights, paths_of
+from outrider.models.attention.tree_tiles import Bounds, KeySplit, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, pack_words
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.limits import can_multiply_wide
@@ -72,11 +72,11 @@ def test_folding_pieces_changes_no_bit_of_attention(num_nodes: int, window: int,
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-def cuts(tail_queries: int) -> list[Cut]:
+def cuts(tail_queries: int) -> list[KeySplit]:
     """A program for each piece, folded or not, and programs that share the pieces of a row."""
     sizes = [(14, 0, 1 << 30), (14, 0, 0), (14, 3, 1 << 30), (5, 2, 0), (9, 8, 1500)]
     return [
-        Cut(pieces, 256, programs, block_queries=64, folds_above=above, tail_queries=tail_queries)
+        KeySplit(pieces, 256, programs, block_queries=64, folds_above=above, tail_queries=tail_queries)
         for pieces, programs, above in sizes
     ]
 

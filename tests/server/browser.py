@@ -44,7 +44,7 @@ class Browser:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.socket.close()
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self.numbers)

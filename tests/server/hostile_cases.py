@@ -212,6 +212,8 @@ def _fields() -> list[Case]:
         "repetition: extreme": ({"repetition_penalty": 100, "temperature": 100}, (200,)),
         "temperature: nearly none": ({"temperature": 1e-300}, _EITHER),
     }
+    others = "plain suffix lookahead jacobi draft-tree early-exit multi-draft".split()
+    made += [_complete(f"speculation: by {name}", (200,), speculation={"method": name}) for name in others]
     return made + [_complete(name, codes, **fields) for name, (fields, codes) in more.items()]
 
 

@@ -9,6 +9,9 @@ import subprocess
 import sys
 import threading
 from types import TracebackType
+from typing import Any
+
+import httpx
 
 
 class Served:
@@ -30,10 +33,13 @@ class Served:
             raise AssertionError("the server did not start: " + "".join(self.log))
         threading.Thread(target=lambda: self.log.extend(self.process.stdout or ()), daemon=True).start()
 
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.address + path, timeout=60, **options)
+
     def __enter__(self) -> Served:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(120)

@@ -12,11 +12,12 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
-from inprocess import bundled, run
+from inprocess import bundled, run, until
 
 from outrider import SamplingParams
 from outrider.codecs.chat_formats import TaggedReader
 from outrider.core.request import Stats
+from outrider.server import tools
 from outrider.server.chat_answers import ChatAnswer
 from outrider.server.order import Order
 from outrider.server.service import Service
@@ -90,7 +91,8 @@ def test_lanes_of_predictions_do_not_stay() -> None:
 
 
 def test_one_of_several_tools_may_be_required() -> None:
-    message = _chat(tools=_TOOLS, tool_choice="required", max_tokens=60)["choices"][0]
+    message = _chat(tools=_TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=60)["choices"][0]
+    assert len(message["message"]["tool_calls"]) == 1
     call = message["message"]["tool_calls"][0]
     assert message["finish_reason"] == "tool_calls" and message["message"]["content"] is None
     assert call["function"]["name"] in ("weather", "add") and json.loads(call["function"]["arguments"])
@@ -98,6 +100,34 @@ def test_one_of_several_tools_may_be_required() -> None:
     only = _chat(tools=_TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, max_tokens=60)
     call = only["choices"][0]["message"]["tool_calls"][0]["function"]
     assert call["name"] == "add" and json.loads(call["arguments"])["a"] in (1, 2)
+
+
+@pytest.mark.parametrize("choice", ["required", "allowed"])
+def test_several_required_tools_are_called_in_one_answer(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "NUM_CALLS", {"minItems": 3, "maxItems": 3})
+    named = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in _TOOLS]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
+    asked = {"messages": [{"role": "user", "content": "The weather?"}], "seed": 1, "max_tokens": 200, "tools": _TOOLS}
+    asked |= {"tool_choice": "required" if choice == "required" else allowed}
+
+    async def work(service: Service, client: Any) -> None:
+        whole = (await client.post("/v1/chat/completions", json=asked)).json()["choices"][0]
+        stream = await client.post("/v1/chat/completions", json={**asked, "stream": True})
+        chunks = [json.loads(line.removeprefix("data: ")) for line in stream.text.strip().split("\n\n")[:-1]]
+        calls = whole["message"]["tool_calls"]
+        assert len({call["id"] for call in calls}) == 3 and whole["finish_reason"] == "tool_calls"
+        assert whole["message"]["content"] is None
+        for call in calls:
+            key = {"weather": "city", "add": "a"}[call["function"]["name"]]
+            assert key in json.loads(call["function"]["arguments"])
+        streamed = [{"name": "", "arguments": ""} for _ in calls]
+        for part in (part for one in chunks for part in one["choices"][0]["delta"].get("tool_calls", ())):
+            for key, text in part["function"].items():
+                streamed[part["index"]][key] += text
+        assert streamed == [call["function"] for call in calls]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+    run(work)
 
 
 def test_functions_of_old_are_answered_as_of_old() -> None:
@@ -259,6 +289,7 @@ def test_variables_of_the_chat_template_are_the_clients(monkeypatch: pytest.Monk
 def test_a_required_call_is_streamed_argument_by_argument() -> None:
     async def work(service: Service, client: Any) -> None:
         asked = {"messages": [{"role": "user", "content": "The weather?"}], "seed": 1, "max_tokens": 60, "tools": _TOOLS}
+        asked["parallel_tool_calls"] = False
         whole = (await client.post("/v1/chat/completions", json={**asked, "tool_choice": "required"})).json()["choices"][0]
         stream = await client.post("/v1/chat/completions", json={**asked, "tool_choice": "required", "stream": True})
         chunks = [json.loads(line.removeprefix("data: ")) for line in stream.text.strip().split("\n\n")[:-1]]
@@ -280,6 +311,7 @@ def test_who_leaves_while_its_prompt_is_scored_frees_everything() -> None:
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         again = await client.post("/v1/completions", json={**body, "prompt": _PROMPT})
-        assert again.status_code == 200 and service.num_active == 0 and service.worker.scheduler.is_idle
+        assert again.status_code == 200
+        await until(lambda: service.worker.scheduler.is_idle and service.num_active == 0)
 
     run(work)

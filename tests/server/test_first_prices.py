@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from inprocess import bundled
 
-from outrider.cli.serve import _read_prices  # pyright: ignore[reportPrivateUsage]
-
-
-class Composer:
-    """A model whose methods note that they were started."""
-
-    def __init__(self, *, can_be_captured: bool) -> None:
-        self.started: list[str] = []
-        self.target = SimpleNamespace(traits=SimpleNamespace(can_be_captured=can_be_captured))
-        self.method = self.compose("its own")
-
-    def compose(self, name: str) -> Any:
-        return SimpleNamespace(policy=SimpleNamespace(start=lambda num_rows: self.started.append(f"{name} {num_rows}")))
+from outrider.rehearsal.rehearsal import KnownPrices
+from outrider.server.order import DEFAULT_LANE, PredictedLane
+from outrider.server.service import Service
+from outrider.server.settings import ServerSettings
 
 
 @pytest.mark.parametrize(
-    ("can_be_captured", "warm_up", "is_measured"), [(False, False, True), (True, True, True), (True, False, False)]
+    ("can_be_captured", "is_warm", "is_measured"), [(False, False, True), (True, True, True), (True, False, False)]
 )
-def test_the_methods_of_usual_requests_are_measured(can_be_captured: bool, warm_up: bool, is_measured: bool) -> None:
-    llm = Composer(can_be_captured=can_be_captured)
-    _read_prices(cast(Any, llm), argparse.Namespace(warm_up=warm_up))
-    assert llm.started == (["its own 1", "reference 1"] if is_measured else [])
+def test_the_methods_of_usual_requests_are_measured(
+    can_be_captured: bool, is_warm: bool, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Any]()
+
+    def found(lane: Any) -> Any:
+        return SimpleNamespace(policy=SimpleNamespace(start=lambda num_rows: started.append((lane, num_rows))))
+
+    service = Service(bundled(), ServerSettings())
+    monkeypatch.setattr(service, "_find_method", found)
+    traits = SimpleNamespace(can_be_captured=can_be_captured)
+    monkeypatch.setattr(service, "llm", SimpleNamespace(target=SimpleNamespace(traits=traits), prices=KnownPrices()))
+    service.prepare(is_warm=is_warm)
+    assert service.llm.prices.is_serving is is_measured
+    assert started == ([(DEFAULT_LANE, 1), (PredictedLane(()), 1)] if is_measured else [])
+
+
+def test_a_prediction_of_nothing_has_a_method_and_grammars_are_ready() -> None:
+    """The method is the one whose costs are measured."""
+    pytest.importorskip("llguidance")
+    service = Service(bundled(), ServerSettings())
+    assert service.intake.grammars._vocabulary is None
+    service.prepare(is_warm=False)
+    assert service.intake.grammars._vocabulary is not None

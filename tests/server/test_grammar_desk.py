@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from outrider.server.failures import ApiError
 from outrider.server.fairness import FairSlots
 from outrider.server.grammars import GrammarCache
 from outrider.server.service import Service
-from outrider.server.trial import Trial, TrialEnded
+from outrider.server.trial import TrialEnded, TrialProcess, first_line
 
 
 def _optional(count: int) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def test_a_grammar_that_takes_too_long_is_killed_and_nobody_waits_for_it() -> No
         assert "outrider:grammars_killed_total 1.0" in (await client.get("/metrics")).text
         assert (await client.post("/v1/completions", json=_asked({"type": "boolean"}))).status_code == 200  # a new process
 
-    run(work, grammar_timeout_s=2.0)
+    run(work, grammar_timeout_s=0.5)
 
 
 def test_who_leaves_stops_the_compilation() -> None:
@@ -113,11 +114,59 @@ def test_a_process_that_was_killed_while_it_waited_is_replaced() -> None:
 
 
 def test_a_trial_has_only_so_much_memory() -> None:
-    trial = Trial(serialised_tokenizer(bundled().codec), sorted(bundled().codec.eos_ids), max_bytes=4_000_000)
+    codec = bundled().codec
+    trial = TrialProcess(first_line(serialised_tokenizer(codec), sorted(codec.eos_ids), max_bytes=4_000_000))
     with pytest.raises(TrialEnded):
         trial.ask(json_schema_source(_optional(3000)).text, seconds=60)
     trial.close()
     assert not trial.is_alive
+
+
+def test_a_trial_has_only_so_much_processor_time() -> None:
+    codec = bundled().codec
+    trial = TrialProcess(first_line(serialised_tokenizer(codec), sorted(codec.eos_ids), max_bytes=10**9))
+    assert not trial.ask(regex_source("a").text, seconds=30).error
+    with pytest.raises(TrialEnded):
+        trial.ask(json_schema_source(_optional(3000)).text, seconds=0.05)
+    trial.close()
+
+
+def test_a_trial_yields_to_the_engine_and_never_starts_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = list[str]()
+    begin = TrialProcess.__init__
+
+    def started(trial: TrialProcess, first: bytes) -> None:
+        starting.append(threading.current_thread().name)
+        begin(trial, first)
+
+    monkeypatch.setattr(TrialProcess, "__init__", started)
+
+    async def work(service: Service, client: Any) -> None:
+        del client
+        await service.intake.grammars.get(regex_source("a"), "me")
+        (trial,) = service.intake.grammars._idle
+        yielded = os.getpriority(os.PRIO_PROCESS, trial._process.pid) - os.getpriority(os.PRIO_PROCESS, 0)
+        assert yielded > 0
+        assert starting and all(name.startswith("outrider-grammars") for name in starting)
+
+    run(work)
+
+
+def test_who_leaves_while_a_process_starts_leaves_it_to_the_next() -> None:
+    async def work(service: Service, client: Any) -> None:
+        del client
+        grammars = service.intake.grammars
+        began = asyncio.ensure_future(grammars._new_trial(grammars._ready()))
+        await asyncio.sleep(0)
+        began.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await began
+        while not grammars._idle:
+            await asyncio.sleep(0.01)
+        (trial,) = grammars._idle
+        assert trial.is_alive
+
+    run(work)
 
 
 def test_clients_take_turns() -> None:
@@ -145,7 +194,7 @@ def test_one_client_may_not_queue_without_end_and_a_waiting_one_may_leave() -> N
                 await slots._enter("a")
             waiting.cancel()
             await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async with slots.place("b"):
                 pass
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
-from inprocess import run
+from inprocess import engine_seen, run
 
 from outrider.server.service import Service
 
@@ -19,10 +18,10 @@ _GUESSES = ("draft", "accepted", "wasted")
 
 def test_metrics_say_how_requests_ended_waited_and_by_which_method() -> None:
     async def work(service: Service, client: Any) -> None:
-        body = {"prompt": "Once upon a time there was a fox. " * 4, "max_tokens": 4, "ignore_eos": True}
+        body = {"prompt": "Once upon a time there was a fox. " * 4, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
         for more in ({}, {"speculation": {"method": "suffix"}}, {"stop": [" "]}):
             assert (await client.post("/v1/completions", json={**body, **more})).status_code == 200
-        await asyncio.sleep(0.5)  # an idle engine is looked at again
+        await engine_seen(service)
         text = (await client.get("/metrics")).text
         assert f'outrider:server_info{{method="{service.llm.method_name}",model="{service.name}",replica="0"}} 1.0' in text
         assert 'outrider:request_success_total{finished_reason="length"} 2.0' in text
@@ -40,7 +39,7 @@ def test_metrics_say_why_so_much_was_guessed_and_what_was_in_vain() -> None:
         body = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True, "seed": 1}
         for speculation in ({"max_tokens": 0}, {"num_draft_tokens": 3}):
             assert (await client.post("/v1/completions", json={**body, "speculation": speculation})).status_code == 200
-        await asyncio.sleep(0.3)  # an idle engine is looked at again
+        await engine_seen(service)
         lines = (await client.get("/metrics")).text.splitlines()
         found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
         rounds = sum(value for name, value in found.items() if name.startswith("outrider:rounds_by_reason_total{"))
@@ -57,7 +56,7 @@ def test_counters_go_on_when_the_engine_is_started_anew() -> None:
         body = {"prompt": "Once upon a time there was a fox. " * 4, "max_tokens": 2, "ignore_eos": True}
 
         async def hits() -> float:
-            await asyncio.sleep(0.5)  # an idle engine is looked at again
+            await engine_seen(service)
             lines = (await client.get("/metrics")).text.splitlines()
             return next(float(one.split()[1]) for one in lines if one.startswith("outrider:prefix_cache_hits_total "))
 

@@ -187,5 +187,7 @@ def test_an_image_grows(browser: Browser, tmp_path: Path) -> None:
     browser.value("at(most)")
     assert browser.value(covered) == 0
     assert browser.value("document.querySelector('figcaption').textContent").startswith("49 of 49 codes")
+    bars = "[...document.querySelectorAll('.bars rect')].map(rect => rect.getBoundingClientRect())"
+    assert browser.value(f"{bars}.filter(box => box.width > 4 && box.height > 4).length") == 7, "a bar for each row is seen"
     assert not browser.problems
     assert all(address.startswith(("file:", "data:")) for address in browser.addresses), "the page asks nobody"

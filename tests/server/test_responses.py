@@ -76,7 +76,8 @@ def test_schemas_and_tools() -> None:
         answer = await client.responses.create(**{**_ASKED, "max_output_tokens": 40}, text=form)
         assert json.loads(answer.output_text)["city"] in ("Oslo", "Rome")
         for choice in ("required", {"type": "function", "name": "time"}):
-            called = await client.responses.create(**{**_ASKED, "max_output_tokens": 60}, tools=_TOOLS, tool_choice=choice)
+            asked = {**_ASKED, "max_output_tokens": 60, "parallel_tool_calls": False}
+            called = await client.responses.create(**asked, tools=_TOOLS, tool_choice=choice)
             call = called.output[0]
             assert call.type == "function_call" and json.loads(call.arguments)["city"] and called.status == "completed"
             assert call.name == "time" or choice == "required"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,14 +32,18 @@ def test_what_learning_brought_back_and_cost() -> None:
     script = load("benchmarks/learn_run.py")
 
     def seen(seconds: tuple[float, float], after: float = 2.0, text: str = "a") -> Any:
-        blocks = [{"tokens": 100, "cpu_s": spent, "texts": [text]} for spent in seconds]
+        blocks = [{"tokens": 100, "cpu_s": spent, "texts": [text], "beside": spent / 10} for spent in seconds]
         return script.Seen({"home": 3.0, "before": 2.0, "after": after}, blocks)
 
     told = script.compared(seen((1.0, 1.0)), seen((1.0, 0.8)), seen((1.25, 0.75), after=2.6))
     assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(1.0) and told["equal_texts"]
     assert told["goodput_by_block"] == pytest.approx([0.8, 4 / 3]) and told["so_far"] == pytest.approx([0.8, 1.0])
     assert told["same"] == pytest.approx(10 / 9) and told["same_by_block"] == pytest.approx([1.0, 1.25])
+    assert told["beside_by_block"] == pytest.approx([0.125, 0.075])
     quiet = seen((1.0, 1.0))
+    assert script.compared(quiet, quiet, quiet)["recovered"] == 0
+    quiet.told["home"] = 1.9
+    assert script.compared(quiet, quiet, quiet)["recovered"] is None, "nothing was lost"
     assert not script.compared(quiet, quiet, seen((1.0, 1.0), text="b"))["equal_texts"]
 
 
@@ -103,22 +107,45 @@ def test_lm_eval_must_say_the_same_with_guesses(wrong: dict[str, Any], well: boo
     assert load("scripts/lm_eval_check.py").is_well([{**row, **wrong}]) == well
 
 
+def test_what_a_small_model_cannot_do_may_fail_in_langchains_tests(tmp_path: Path) -> None:
+    script, report = load("scripts/langchain_check.py"), tmp_path / "report.xml"
+    cases = '<testcase name="test_invoke"/><testcase name="test_pdf"><skipped message="No PDF."/></testcase>'
+    failed = '<testcase name="test_tool_choice[a]"><failure message="{}&#10;more"/></testcase>'
+    for error, result in (("assert []", "failed by the model"), ("RuntimeError: closed", "failed")):
+        report.write_text(f"<testsuites><testsuite>{cases}{failed.format(error)}</testsuite></testsuites>")
+        rows = script.rows_of(report)
+        assert [(row["test"], row["result"]) for row in rows[:2]] == [("test_invoke", "passed"), ("test_pdf", "skipped")]
+        assert rows[2]["result"] == result and (rows[2]["why"] == error) == (result == "failed")
+        assert script.is_well(rows) == (result != "failed")
+    assert not script.is_well([])
+
+
 def test_the_server_warms_up_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Largest first, and not at all with a memory budget, where no round is captured."""
+    """Not at all with a memory budget, where no round is captured."""
     from outrider import LLM
     from outrider.cli.serve import _warm_up
 
     asked, llm = list[int](), LLM(method="plain")
 
-    def prepare(method: Any, *, batch_size: int) -> Iterator[tuple[int, int]]:
+    def prepare(method: Any, sizes: Collection[int]) -> Iterator[tuple[int, int]]:
         assert method is llm.method
-        asked.append(batch_size)
+        asked.extend(sizes)
         yield 1, 1
 
     monkeypatch.setattr(llm.rounds, "prepare", prepare)
     given = argparse.Namespace(warm_up=True, memory_budget=None, max_rows=12)
     _warm_up(llm, given)
-    assert asked == [16, 8, 4, 2, 1]
+    assert sorted(asked) == [1, 2, 4, 8, 16]
     _warm_up(llm, argparse.Namespace(**{**vars(given), "memory_budget": 10**6}))
     _warm_up(llm, argparse.Namespace(**{**vars(given), "warm_up": False}))
     assert len(asked) == 5
+
+
+def test_a_row_of_agents_is_made_of_numbers() -> None:
+    script = load("benchmarks/agents.py")
+    plain, fast = (
+        script.Counted([[seconds, 1.0], [seconds, 1.0]], 40, passes, 10, 5) for seconds, passes in ((3.0, 40), (1.0, 20))
+    )
+    row = script.row_of("agent", "suffix", fast, plain)
+    assert (row["tokens per CPU second"], row["speed to plain"], row["tokens per pass"]) == (10.0, 2.0, 2.0)
+    assert (row["accepted of guesses"], row["rounds"], row["other texts"]) == (0.5, 2, 0)

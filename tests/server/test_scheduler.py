@@ -82,7 +82,7 @@ def _serve(scheduler: Scheduler, requests: list[Request], rng: random.Random) ->
                 number, request = coming.pop(0)
                 lane = rng.choice(_METHODS)
                 scheduler.check(request, lane)
-                scheduler.submit(Job(number, RequestState.of(request), lane, rng.choice([None, None, 0, 2])))
+                scheduler.submit(Job(number, RequestState.of(request, max_draft=rng.choice([None, None, 0, 2])), lane))
         for step in _steps(scheduler):
             if step.state.is_finished:
                 finished[step.request] = step.state
@@ -142,11 +142,11 @@ def test_the_reference_groupings_write_the_same_texts(grouping: str) -> None:
 
 def test_groups_of_equal_lengths_come_first_and_nobody_waits_for_ever() -> None:
     exspec = GROUPINGS["exspec"]
-    assert exspec.choose([5, 7, 5, 9, 5], [0] * 5, max_rows=6) == [0, 2]
-    assert exspec.choose([5, 7, 5, 9, 5], [0] * 5, max_rows=12) == [0, 2, 4]
-    assert exspec.choose([5, 7, 6], [1, 0, 3], max_rows=6) == [2, 0]
-    assert exspec.choose([5, 7, 5, 9, 5], [0, 8, 0, 2, 0], max_rows=6) == [1, 3]
-    assert GROUPINGS["eqspec"].choose([5, 7], [0, 0], max_rows=1) == [0, 1]
+    assert exspec.choose([5, 7, 5, 9, 5], [0] * 5, 6) == [0, 2]
+    assert exspec.choose([5, 7, 5, 9, 5], [0] * 5, 12) == [0, 2, 4]
+    assert exspec.choose([5, 7, 6], [1, 0, 3], 6) == [2, 0]
+    assert exspec.choose([5, 7, 5, 9, 5], [0, 8, 0, 2, 0], 6) == [1, 3]
+    assert GROUPINGS["eqspec"].choose([5, 7], [0, 0], 1) == [0, 1]
     with pytest.raises(OptionError, match="did you mean 'exspec'"):
         Scheduler(_target(), _method, slots=Slots(grouping="exspc"))
 
@@ -167,7 +167,7 @@ def test_preempted_requests_lose_nothing() -> None:
     finished: dict[int, RequestState] = {}
     while not scheduler.is_idle:
         finished |= {step.request: step.state for step in _steps(scheduler) if step.state.is_finished}
-        held = [lane.batch.cache for lane in scheduler._lanes.values() if lane.batch]
+        held = [lane.batch.cache for lane in scheduler._hosts.values() if lane.batch]
         assert sum(cache.block.nbytes for cache in held if isinstance(cache, ContiguousCache)) <= (memory.budget or 0)
     assert scheduler.num_preempted > 0
     for number, request in enumerate(requests):
@@ -186,7 +186,7 @@ def test_rows_come_and_go_in_one_block() -> None:
             scheduler.submit(Job(number, RequestState.of(request), "draft-model"))
         finished |= {step.request: step.state for step in _steps(scheduler) if step.state.is_finished}
         scheduler.check_integrity()
-        caches = [lane.batch.cache for lane in scheduler._lanes.values() if lane.batch]
+        caches = [lane.batch.cache for lane in scheduler._hosts.values() if lane.batch]
         blocks += [cache.store.data_ptr() for cache in caches if isinstance(cache, ContiguousCache)]
     assert len(set(blocks)) < len(requests) / 3
     for number, request in enumerate(requests):
@@ -370,6 +370,22 @@ def test_a_full_pool_gets_back_the_beginnings_that_nobody_runs_on() -> None:
     kept = [page for row in running.pages for page in row]
     assert pool.has_room(pool.num_free + 3) and pool.num_pages == pages  # the row that nobody runs on went
     assert not pool.has_room(pages) and all(pool.uses(page) == 1 for page in kept)  # the other stays where it is
+
+
+def test_a_scheduler_that_is_given_up_holds_no_page_though_somebody_holds_it() -> None:
+    target = _paged_target()
+    scheduler = Scheduler(target, lambda _: compose("plain", target))
+    for number in range(3):
+        scheduler.submit(Job(number, RequestState.of(Request([1, 2, 3 + number], SamplingParams(max_tokens=20)))))
+    scheduler.round()
+    held = target.new_cache(1)
+    assert isinstance(held, PagedCache) and held.pool.num_used
+    gc.disable()
+    try:
+        scheduler.give_up()
+        assert not held.pool.num_used and scheduler.is_idle
+    finally:
+        gc.enable()
 
 
 def test_a_pool_that_may_grow_leaves_beginnings_alone() -> None:

@@ -17,7 +17,7 @@ from outrider.core.errors import OptionError  # noqa: E402
 from outrider.server.app import create_app  # noqa: E402
 from outrider.server.service import Service  # noqa: E402
 from outrider.server.settings import ServerSettings  # noqa: E402
-from outrider.server.spans import Ended, OpenTelemetrySpans, exported_to  # noqa: E402
+from outrider.server.spans import MOST_ROUNDS, Ended, OpenTelemetrySpans, ToldRound, ToldRounds, exported_to  # noqa: E402
 
 
 class _Told:
@@ -56,12 +56,30 @@ def test_whoever_is_told_learns_times_and_counts() -> None:
         assert not any(BYSTANDER["prompt"] in str(value) for value in ended.attributes.values())
 
 
+def test_every_round_is_told_with_its_reason_up_to_a_limit() -> None:
+    told = _Told()
+    _ask(told, {**BYSTANDER, "n": 2})
+    ((ended, _),) = told.ended
+    assert {one.choice for one in ended.rounds} == {0, 1} and ended.num_left_out == 0
+    assert sum(one.emitted for one in ended.rounds) == ended.attributes["gen_ai.usage.output_tokens"]
+    assert sum(one.drafted for one in ended.rounds) == ended.attributes["outrider.num_drafted"]
+    assert sum(one.accepted for one in ended.rounds) == ended.attributes["outrider.num_accepted"]
+    assert len(ended.rounds) == ended.attributes["outrider.num_passes"]
+    numbers = [one.number for one in ended.rounds if one.choice == 0]
+    assert numbers == sorted(set(numbers)) and all(one.reason and one.seconds > 0 for one in ended.rounds)
+    assert all(ended.began <= one.at <= ended.over for one in ended.rounds)
+    many = ToldRounds()
+    for number in range(MOST_ROUNDS + 3):
+        many.add(ToldRound(0, 1.0, 0.1, number, 1, 0, 1, "given"))
+    assert [one.number for one in many.kept] == list(range(MOST_ROUNDS)) and many.num_left_out == 3
+
+
 def test_spans_reach_an_exporter_under_the_callers_trace() -> None:
     sdk = pytest.importorskip(
         "opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed; pip install outrider[otel]"
     )
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # pyright: ignore[reportMissingImports]
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # pyright: ignore[reportMissingImports]
 
     exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -75,6 +93,10 @@ def test_spans_reach_an_exporter_under_the_callers_trace() -> None:
     assert first.parent.span_id == further.parent.span_id == whole.context.span_id
     assert whole.start_time == first.start_time < first.end_time == further.start_time <= further.end_time == whole.end_time
     assert whole.status.is_unset and whole.attributes["gen_ai.request.model"] == "outrider-bundled"
+    rounds = [event for event in whole.events if event.name == "round"]
+    assert len(rounds) == whole.attributes["outrider.num_passes"] and not whole.attributes["outrider.rounds_left_out"]
+    assert sum(event.attributes["outrider.num_tokens"] for event in rounds) == BYSTANDER["max_tokens"]
+    assert all(whole.start_time <= event.timestamp <= whole.end_time for event in rounds)
     exporter.clear()
     OpenTelemetrySpans(provider).tell(Ended(1.0, None, 2.0, False, {}), {})
     failed = {span.name: span for span in exporter.get_finished_spans()}

@@ -46,8 +46,8 @@ def test_answers_come_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def ask(port: int) -> None:
         trust = ssl.create_default_context(cafile=cert)
-        heard.append(httpx.get(f"https://localhost:{port}/", verify=trust, trust_env=False).text)
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        heard.append(httpx.get(f"https://localhost:{port}/", verify=trust, trust_env=False, timeout=60).text)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             heard.append(plain.recv(100))
 

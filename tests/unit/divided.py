@@ -9,7 +9,7 @@ import torch
 
 from outrider.models.checkpoint import write_checkpoint
 from outrider.models.config import config_of
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config, new_head, save_head
 from outrider.models.random_decoder import _tensor_shapes
 
@@ -54,7 +54,7 @@ def checkpoint(folder: Path, *, noise: float = 0.0, **changes: Any) -> str:
 def eagle3_heads(folder: Path) -> str:
     """Random heads: they guess badly, and must change nothing."""
     torch.manual_seed(0)
-    ends = Ends(torch.randn(VOCAB, 64), torch.ones(64), torch.randn(VOCAB, 64) / 8, tied=False)
+    ends = EmbeddingAndOutput(torch.randn(VOCAB, 64), torch.ones(64), torch.randn(VOCAB, 64) / 8, tied=False)
     head = new_head(new_config("eagle3", RAW, draft_vocab_size=40), ends, ids=torch.arange(0, 40), seed=0)
     save_head(head, folder, dtype=torch.float32)
     return str(folder)

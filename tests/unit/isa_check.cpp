@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "half_sums.hpp"
 #include "matmul.hpp"
 #include "stored.hpp"
 
@@ -147,6 +148,40 @@ template <class W> static void check_stored(int type, int out, int in) {
         expect(!memcmp(fewer.data(), found.data(), size_t(some - 1) * wide * 4 + size_t(blocks) * BLOCK * 4), "the same bits for fewer rows", type, some);
     }
 }
+// Sums of 16 bits are near those of floats, and a row's bits are its own. That the bits are right: test_stored_gguf.py.
+static void check_half_sums(int out, int in) {
+    const int width = up(in, 32), blocks = up(out, BLOCK) / BLOCK, most = 21, wide = GROUP * BLOCK;
+    std::vector<half> w(size_t(out) * in), packed(size_t(blocks) * BLOCK * width);
+    for (half& one : w) make(one);
+    pack(packed.data(), w.data(), out, in);
+    expect(adds_halves(packed.data(), packed.size()) == ADDS_HALVES, "small weights may be added in 16 bits");
+    packed[7].bits = 0xe000;
+    expect(!adds_halves(packed.data(), packed.size()), "large weights may not");
+    packed[7] = w[size_t(7) * in];
+    std::vector<float> x(size_t(most) * width), found(size_t(up(most, HALF_ROWS)) * wide), alone(found.size());
+    HalfRows rows, one;
+    rows.reshape(most, in + 64);  // as for a wider matrix
+    for (int r = 0; r < most; r++) {
+        for (int k = 0; k < in; k++) x[size_t(r) * width + k] = 1000.0f * chance();
+        rows.round(r, &x[size_t(r) * width], in);
+    }
+    int chore = 0;
+    const Blocks<HalfSums> all{{packed.data(), width}};
+    multiply_group(most, rows.group(0), all, blocks, all, found.data(), chore);
+    for (int r = 0; ADDS_HALVES && r < most; r++) {
+        one.reshape(1, in), one.round(0, &x[size_t(r) * width], in);
+        multiply_group(1, one.group(0), all, blocks, all, alone.data(), chore);
+        expect(!memcmp(&found[size_t(r) * wide], alone.data(), size_t(blocks) * BLOCK * 4), "a row's own bits, in halves", r);
+        for (int j = 0; j < out; j++) {
+            double wanted = 0, size = 0;
+            for (int k = 0; k < in; k++) {
+                const double product = double(x[size_t(r) * width + k]) * value(w[size_t(j) * in + k]);
+                wanted += product, size += std::fabs(product);
+            }
+            expect(std::fabs(found[size_t(r) * wide + j] - wanted) <= 2e-3 * size, "a product in halves", r, j);
+        }
+    }
+}
 static void check_all_stored() {
     for (int type = 1; type <= 8; type++)
         with_type(type, [&]<class W>() { check_stored<W>(type, 61, W::WIDTH), check_stored<W>(type, 40, 3 * W::WIDTH); });
@@ -178,7 +213,7 @@ template <class T> static void check_attention(int rows, int heads, int dim, int
     std::vector<const float*> at;
     for (int r = 0; r < rows; r++) {
         last[2 * r] = size - 1, last[2 * r + 1] = size + r;
-        pasts.push_back({in_pages(keys), in_pages(values), dim, 0, size - 1, &last[2 * r], 2, 0});
+        pasts.push_back({in_pages(keys), in_pages(values), dim, 0, size - 1, &last[2 * r], 2, 0, dim});
         for (int h = 0; h < heads; h++) at.push_back(&queries[size_t(r * heads + h) * dim]);
     }
     attend<T>({pasts.data(), at.data(), rows, heads}, 0.25f, 0.0f, space.data(), stride, out.data());
@@ -202,6 +237,7 @@ int main() {
     expect(has_permission(), "asking for the tile registers");
     check_lanes(), check_halves();
     check_all_stored();
+    check_half_sums(61, 96), check_half_sums(40, 70);
     for (int in : {32, 70}) check_products<float>(72, in), check_products<bf16>(72, in), check_products<int8_t>(72, in), check_products<half>(72, in);
     for (int heads : {1, 3, 4, 7}) check_attention<float>(5, heads, 48, 37), check_attention<bf16>(2, heads, 64, 16);
     printf("%s %s\n", ISA_NAME, failures ? "fails" : "holds");

@@ -9,19 +9,19 @@ import pytest
 import torch
 from test_train import CORPUS, SMALL, TARGET, Killed
 
-from outrider.train.data import Document
+from outrider.train.data import Corpus, Document
 from outrider.train.loop import train
 from outrider.train.objective import Objective
 
 
-def assert_goes_on_exactly(objective: Callable[[], Objective], folder: Path) -> None:
+def assert_goes_on_exactly(objective: Callable[[], Objective], folder: Path, *, corpus: Corpus = CORPUS) -> None:
     """Trains three equal objectives: one in a single run, one until it is killed, and one that goes on after the kill."""
     whole, killed, resumed = objective(), objective(), objective()
-    train([whole], TARGET, CORPUS, folder / "whole", settings=SMALL)
+    train([whole], TARGET, corpus, folder / "whole", settings=SMALL)
     _kill_at(killed, SMALL.max_steps - 1)
     with pytest.raises(Killed):
-        train([killed], TARGET, CORPUS, folder / "killed", settings=SMALL)
-    train([resumed], TARGET, CORPUS, folder / "killed", settings=SMALL)
+        train([killed], TARGET, corpus, folder / "killed", settings=SMALL)
+    train([resumed], TARGET, corpus, folder / "killed", settings=SMALL)
     expected, found = whole.module.state_dict(), resumed.module.state_dict()
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():

@@ -6,6 +6,7 @@ so luck in single rounds does not count, and the best fixed length is known exac
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -50,8 +51,10 @@ class Seats:
     """Acceptance of a request, by its number: the same at every position."""
     num_rows: int = 1
     padded: bool = True
-    tree_nodes: Callable[[int], int] = lambda length: length
-    """Guesses in all of a row with so many along a path."""
+    spreads: Sequence[int] = (1,)
+    """Guesses to a level of the fixed drafts that a policy is compared with."""
+    wider: float = 1.0
+    """Misses of a level with twice as many guesses, for each miss without them."""
     request_rounds: int = 10**9
     """Rounds after which a seat is given to the next request; seats do not change all at once."""
     is_whole: bool = False
@@ -81,22 +84,27 @@ class Seats:
     def _whole(self, rows: int, guesses: int) -> float:
         return self.passing(rows * (1 + guesses)) + (self.drafting(rows, guesses) if guesses else 0.0)
 
-    def deserved(self, lengths: Sequence[int], requests: Sequence[int]) -> tuple[float, float]:
-        """Expected tokens and seconds of a round with a length for every row."""
+    def deserved(self, lengths: Sequence[int], nodes: Sequence[int], requests: Sequence[int]) -> tuple[float, float]:
+        """Expected tokens and seconds of a round with a length and a number of guesses for every row."""
         tokens = sum(
-            1 + sum(accumulate([self.rates(one)] * length, mul)) for one, length in zip(requests, lengths, strict=True)
+            1 + sum(accumulate([self._rate(one, length, count)] * length, mul))
+            for one, length, count in zip(requests, lengths, nodes, strict=True)
         )
-        sizes = [self.tree_nodes(length) if length else 0 for length in lengths]
-        nodes = len(sizes) * (1 + max(sizes)) if self.padded else len(sizes) + sum(sizes)
-        return tokens, self.passing(nodes) + (self.drafting(len(sizes), max(lengths)) if any(lengths) else 0.0)
+        places = len(nodes) * (1 + max(nodes)) if self.padded else len(nodes) + sum(nodes)
+        return tokens, self.passing(places) + (self.drafting(len(nodes), max(lengths)) if any(lengths) else 0.0)
+
+    def _rate(self, request: int, length: int, nodes: int) -> float:
+        """Acceptance at every position of a tree."""
+        return 1 - (1 - self.rates(request)) * self.wider ** math.log2(nodes / length) if length else 0.0
 
     def round(self, plan: Plan, requests: Sequence[int]) -> Observation:
-        accepted = [self._walk(length, self.rates(one)) for length, one in zip(plan.max_depth, requests, strict=True)]
-        _, seconds = self.deserved(plan.max_depth, requests)
+        rows = list(zip(requests, plan.max_depth, plan.max_nodes, strict=True))
+        accepted = [self._walk(length, self._rate(one, length, count)) for one, length, count in rows]
+        _, seconds = self.deserved(plan.max_depth, plan.max_nodes, requests)
         draft = self.drafting(len(requests), max(plan.max_depth)) if any(plan.max_depth) else 0.0
         parts = (0.0, seconds) if self.is_whole else (draft, seconds - draft)
         noisy = [part * self.rng.lognormvariate(0, self.noise) for part in parts]
-        nodes = tuple(self.tree_nodes(length) if length else 0 for length in plan.max_depth)
+        nodes = plan.max_nodes
         seen = observation(plan.max_depth, accepted, draft_seconds=noisy[0], score_seconds=noisy[1], plan=plan, nodes=nodes)
         return replace(seen, padded=self.padded)
 
@@ -108,12 +116,13 @@ class Seats:
 class Tally:
     """What was deserved, and what each fixed length would have been, round by round."""
 
+    fixed: dict[tuple[int, int], list[tuple[float, float]]]
+    """By guesses along a path, and to a level."""
     rounds: list[tuple[float, float]] = field(default_factory=list)
-    fixed: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: {length: [] for length in FIXED})
 
     def share(self, begin: int = 0, end: int | None = None, *, of: int | None = None) -> float:
         """Speed over that of the best fixed length, or of one of them."""
-        others = [speed(rounds[begin:end]) for length, rounds in self.fixed.items() if of is None or length == of]
+        others = [speed(rounds[begin:end]) for (length, _), rounds in self.fixed.items() if of in (None, length)]
         return speed(self.rounds[begin:end]) / max(others)
 
 
@@ -124,7 +133,8 @@ def speed(rounds: Sequence[tuple[float, float]]) -> float:
 def occupy(policy: Policy, seats: Seats, num_rounds: int, *, is_late: bool = False) -> Tally:
     """Serve requests on these seats. Where they come and go, a few rows leave and join every few rounds. ``is_late``: a round
     is seen when the next one was planned, as where a device runs ahead of the host."""
-    tally, state, size = Tally(), policy.start(seats.num_rows), seats.num_rows
+    tally = Tally({(length, spread): [] for length in FIXED for spread in seats.spreads})
+    state, size = policy.start(seats.num_rows), seats.num_rows
     requests, number = list(range(size)), size
     every, unseen = max(1, seats.request_rounds // size), deque[Observation]()
     for index in range(1, num_rounds + 1):
@@ -132,9 +142,9 @@ def occupy(policy: Policy, seats: Seats, num_rounds: int, *, is_late: bool = Fal
         unseen.append(seats.round(plan, requests))
         if len(unseen) > is_late:
             policy.update(state, unseen.popleft())
-        tally.rounds.append(seats.deserved(plan.max_depth, requests))
-        for length, rounds in tally.fixed.items():
-            rounds.append(seats.deserved([length] * size, requests))
+        tally.rounds.append(seats.deserved(plan.max_depth, plan.max_nodes, requests))
+        for (length, spread), rounds in tally.fixed.items():
+            rounds.append(seats.deserved([length] * size, [length * spread] * size, requests))
         if index % every == 0:
             fresh = policy.start(1)
             state = state.fork(range(1, size)).join(fresh) if size > 1 else fresh

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from outrider.core.interfaces import Target
+from outrider.core.tree import TokenTree
 from outrider.models.gguf.quants import STORAGE_TYPES
 
 CODES = {storage.name: code for code, storage in STORAGE_TYPES.items()}
@@ -113,3 +115,13 @@ _WRITERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_K": _k_with_offsets(5),
     "Q6_K": _q6_k,
 }
+
+
+def assert_rounded_alike(stored: Target, reference: Target, exact: Target, *, most: float) -> None:
+    """The stored model scores as the reference does, which rounds inputs, and not as the exact one: that is up to ``most``
+    away. Where two sums differ in the last bit, an input may be rounded to the other side; in most rows none is."""
+    tree = TokenTree.of_rows([([row, row + 30, row + 60], [-1, 0, 0]) for row in range(20)])
+    found, wanted, unrounded = (model.score(tree, model.new_cache(20)).logits for model in (stored, reference, exact))
+    apart = (found - wanted).flatten(1).norm(dim=1) / (unrounded - wanted).flatten(1).norm(dim=1)
+    assert apart.median() < 0.01
+    assert 1e-4 < (unrounded - wanted).norm() / wanted.norm() < most

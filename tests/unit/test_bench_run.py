@@ -11,13 +11,13 @@ import torch
 
 import outrider.bench.runner as runner_module
 from outrider.api import LLM
-from outrider.bench.curves import Curve
+from outrider.bench.curves import PassCurve
 from outrider.bench.decode import decode
-from outrider.bench.limits import Cost, Limit, fit
+from outrider.bench.limits import Limit, WarmUpCost, fit
 from outrider.bench.memory import added_bytes
 from outrider.bench.report import report
 from outrider.bench.runner import RunConfig, Runner
-from outrider.bench.session import Bench, Outcome, run_bench
+from outrider.bench.session import Bench, BenchOutcome, run_bench
 from outrider.bench.settings import Grid, Setting, runnable
 from outrider.bench.suites import load_suites
 from outrider.bench.table import size_text, table
@@ -36,20 +36,20 @@ def llm() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def outcome(llm: LLM) -> Outcome:
+def outcome(llm: LLM) -> BenchOutcome:
     config = RunConfig(num_rounds=2, max_tokens=12, batch_sizes=(1, 2))
     grid = Grid(methods=["draft-model", "prompt-lookup"], lengths=[3])
     bench = Bench(grid, load_suites(["stories", "extraction"]), num_prompts=2, run=config, curves=False)
     return run_bench(llm, bench, drafts=[bundled_path("draft")])
 
 
-def test_every_setting_on_every_suite_and_over_all(outcome: Outcome) -> None:
+def test_every_setting_on_every_suite_and_over_all(outcome: BenchOutcome) -> None:
     seen = {(line.label, line.suite, line.batch_size) for line in outcome.lines}
     labels = ("plain", "draft-model K=3", "prompt-lookup K=3")
     assert seen == {(a, b, c) for a in labels for b in ("all suites", "stories", "extraction") for c in (1, 2)}
 
 
-def test_figures_add_up(outcome: Outcome) -> None:
+def test_figures_add_up(outcome: BenchOutcome) -> None:
     for line in outcome.lines:
         assert sum(line.split.values()) == pytest.approx(1, abs=0.02) and min(line.split.values()) >= 0
         assert line.speed.low <= line.speed.value <= line.speed.high
@@ -62,9 +62,9 @@ def test_figures_add_up(outcome: Outcome) -> None:
             assert line.by_depth[0] > 0.15
 
 
-def test_the_table_and_the_report_hold_every_line(outcome: Outcome) -> None:
+def test_the_table_and_the_report_hold_every_line(outcome: BenchOutcome) -> None:
     text = table(outcome.lines, outcome.skipped)
-    curves = [Curve(32, 1, (1, 2, 4, 8), (0.001, 0.0011, 0.0013, 0.002)).to_json()]
+    curves = [PassCurve(32, 1, (1, 2, 4, 8), (0.001, 0.0011, 0.0013, 0.002)).to_json()]
     page = report(json.loads(json.dumps({**outcome.document, "curves": curves})))
     for line in outcome.lines:
         assert line.label in text and line.label in page
@@ -171,17 +171,17 @@ def test_a_limit_holds_from_the_first_round(llm: LLM) -> None:
 
 def test_what_fits_is_reckoned_with_prefill() -> None:
     settings = [Setting("plain"), Setting("suffix"), Setting("swift")]
-    costs = {"plain": Cost(0.0, 0.01), "suffix": Cost(0.0, 0.01), "swift": Cost(0.0, 0.05)}
+    costs = {"plain": WarmUpCost(0.0, 0.01), "suffix": WarmUpCost(0.0, 0.01), "swift": WarmUpCost(0.0, 0.05)}
     suites = {"a": [[1] * 100] * 10, "b": [[1] * 100] * 10}
 
-    def fitted(seconds: float, **more: Cost) -> tuple[int, int, int]:
+    def fitted(seconds: float, **more: WarmUpCost) -> tuple[int, int, int]:
         limit = Limit(seconds)
         found = fit(settings, suites, {**costs, **more}, limit=limit, max_tokens=10, say=lambda _: None)
         return sum(map(len, found.suites.values())), len(found.suites), len(found.settings)
 
     assert fitted(1000) == (20, 2, 3)
     assert fitted(23) == (10, 2, 3), "half of the prompts: 3 rounds of 20 prompts take 42 s"
-    assert fitted(21.5, plain=Cost(0.007, 0.01)) == (4, 2, 3), "reading 100 tokens takes 0.7 s more"
+    assert fitted(21.5, plain=WarmUpCost(0.007, 0.01)) == (4, 2, 3), "reading 100 tokens takes 0.7 s more"
     assert fitted(3.0) == (1, 1, 3) and fitted(0.7) == (1, 1, 2) and fitted(0.0) == (1, 1, 2)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.bench.compare import changes_table, compare, compare_runs
-from outrider.bench.curves import Curve
+from outrider.bench.curves import PassCurve
 from outrider.bench.stats import Estimate, quotient_of, ratio_of, speed_of, total
 from outrider.core.errors import OptionError
 
@@ -121,9 +121,9 @@ def test_compare_refuses_other_files() -> None:
 
 
 def test_a_curve_is_read_between_and_beyond_its_points() -> None:
-    curve = Curve(8, 1, (1, 3, 5), (1.0, 2.0, 1.5))
+    curve = PassCurve(8, 1, (1, 3, 5), (1.0, 2.0, 1.5))
     assert [curve.at(n) for n in (0, 1, 2, 3, 4, 9)] == [1.0, 1.0, 1.5, 2.0, 1.75, 1.5]
-    assert Curve.from_json(curve.to_json()) == curve
+    assert PassCurve.from_json(curve.to_json()) == curve
 
 
 def test_plots_are_well_formed_and_inside_their_frame() -> None:

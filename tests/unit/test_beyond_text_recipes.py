@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.images.continuous.model import ContinuousShape, Network
+from outrider.images.continuous.model import ContinuousShape, Network, save_network
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "benchmarks")]
 import images_continuous  # noqa: E402
+import images_continuous_clock  # noqa: E402
+import images_continuous_law  # noqa: E402
+import images_plot  # noqa: E402
 import state_space  # noqa: E402
 import state_space_drafts  # noqa: E402
 
@@ -46,3 +49,38 @@ def test_the_divergence_of_paths_is_zero_for_the_target_itself() -> None:
         images_continuous.path_loss(one, target)(tokens, labels, torch.Generator().manual_seed(1)) for one in (target, draft)
     ]
     assert losses[0] == 0 and losses[1] > 0
+
+
+def test_the_law_and_the_clock_of_continuous_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At toy scale: a row per rule; a pair of one model is kept wholly and lies at the floor, and so are its passes."""
+    shape = ContinuousShape(width=16, num_layers=1, num_heads=1, head_width=16, head_layers=1)
+    torch.manual_seed(0)
+    network = Network(shape)
+    for name in ("target", "draft"):
+        save_network(network, tmp_path / name, {})
+    few = ["--model", str(tmp_path), "--steps", "3"]
+    monkeypatch.setattr(sys, "argv", ["law", *few, "--tokens", "300", "--out", str(tmp_path / "law.json")])
+    images_continuous_law.main()
+    rows = {row["rule"]: row for row in json.loads((tmp_path / "law.json").read_text())["rows"]}
+    assert min(rows["reflect"]["kept"], rows["published"]["kept"]) > 0.99 and rows["joint-path"]["kept"] > 0.97
+    assert [row["lossless"] for row in rows.values()].count(False) == 3
+    assert all(row["ks_max"] < 1.5 * row["limit"] for row in rows.values())
+    monkeypatch.setattr(sys, "argv", ["clock", *few, "--rounds", "1", "--batches", "2", "--out", str(tmp_path / "clock.json")])
+    images_continuous_clock.main()
+    rows = {row["rule"]: row for row in json.loads((tmp_path / "clock.json").read_text())["rows"]}
+    assert (rows["plain"]["passes"], rows["reflect"]["passes"]) == (16, 4) and rows["plain"]["ms_an_image"] > 0
+
+
+def test_a_report_has_the_plot_and_every_row() -> None:
+    plain = {"method": "plain", "window": 0, "lossless": True, "codes_per_pass": 1.0, "cnn_fid": 0.5, "tv_mean": 0.0}
+    relaxed = {"method": "sjd + lantern (a < b)", "lossless": False, "codes_per_pass": 4.0, "cnn_fid": 2.0, "tv_mean": 0.1}
+    rows = [plain, {**plain, **relaxed}]
+    made = {"command": "python x", "machine": "m", "date": "d", "commit": "c", "what": "quality"}
+    page = images_plot.report([{**made, "rows": rows}])
+    assert page.count("<circle") == 4 + 6 and page.count("<tr>") == 3, "two plots, a legend, and a table"
+    tokens = [{**row, "method": name, "tokens_per_pass": 2.0, "ks_mean": 0.1} for row, name in zip(rows, ("plain", "reflect"))]
+    for row in tokens:
+        del row["codes_per_pass"], row["tv_mean"]
+    drawn = images_plot.plot(tokens)
+    assert drawn.count("<circle") == 4 + 6 and "tokens per pass" in drawn and "KS distance" in drawn and ">reflect<" in drawn
+    assert "a &lt; b" in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")

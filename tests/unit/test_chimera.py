@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.models.heads import new_head
 from outrider.models.heads.chimera import ChimeraHead, _trigrams
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config
 from outrider.train.objective import HeadObjective, HeadSettings
 
@@ -70,7 +70,9 @@ def test_old_tokens_count_through_the_targets_states_alone() -> None:
 
 def test_heads_begin_as_the_targets_output_matrix_twice() -> None:
     readout = torch.randn(61, 32)
-    head = new_head(new_config("chimera", _RAW, num_heads=2), Ends(torch.randn(61, 32), torch.ones(32), readout, tied=False))
+    head = new_head(
+        new_config("chimera", _RAW, num_heads=2), EmbeddingAndOutput(torch.randn(61, 32), torch.ones(32), readout, tied=False)
+    )
     for depth in range(2):
         logits = head.readout(depth, torch.cat([torch.ones(32), torch.arange(32.0)]))
         torch.testing.assert_close(logits, readout @ (1 + torch.arange(32.0)), atol=1e-4, rtol=1e-4)

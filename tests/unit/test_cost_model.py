@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 
 import pytest
 
 from outrider.core.prices import Prices, between
 from outrider.policies.cost_model import BatchCosts, CostModel, Typical
-from outrider.policies.ledger import Ledger
+from outrider.policies.loss_budget import LossBudget
 from outrider.policies.tuning import TUNING
 
 PRICES = Prices(((1, ((0, 1.0), (7, 1.7), (63, 7.3))),), ((1, ((1, 0.1), (4, 0.4))), (8, ((1, 0.2), (4, 0.8)))))
@@ -64,6 +65,46 @@ def test_costs_compare_across_a_change_of_pace() -> None:
     assert costs.rest.at(4) / costs.rest.at(0) == pytest.approx(1.4, rel=0.1)
 
 
+def test_a_table_of_costs_is_the_prices_times_factors_on_straight_lines() -> None:
+    """Against the plain way, place by place, with factors learnt at random places."""
+    rng = random.Random(3)
+    for _ in range(50):
+        costs, factors = BatchCosts(1, PRICES), dict[int, float]()
+        for place in rng.sample(range(17), rng.randint(0, 6)):
+            costs.rest.add(place, PRICES.passing(1, place) * rng.uniform(0.8, 1.2))
+            factors[place] = (1 + costs.rest.cells[place].value) / 2
+        points = sorted(factors.items()) or [(0, 1.0)]
+        points = [(-1, points[0][1]), *points, (99, points[-1][1])]
+        places = sorted(rng.sample(range(17), 9))
+        expected = [PRICES.passing(1, place) * between(points, place) for place in places]
+        assert costs.rest.table(places) == pytest.approx(expected)
+
+
+def test_a_slow_first_round_does_not_make_its_neighbours_dear() -> None:
+    """Where no round may come again: plain decoding would look dear for as long as drafting seems to pay."""
+    costs = BatchCosts(1, PRICES)
+    record(costs, 3, 1.3, count=6)
+    record(costs, 2, 4 * 1.2)
+    assert costs.rest.at(0) <= 1.2 and costs.rest.at(2) <= 1.2 * 1.2
+    record(costs, 2, 4 * 1.2, count=8)
+    assert costs.rest.at(2) > 4, "all of them are: it is no chance"
+
+
+def test_plain_decoding_is_never_dearer_than_a_round_with_a_guess() -> None:
+    costs = BatchCosts(1, Prices(((1, ((0, 1.2), (1, 1.1), (8, 1.8))),), PRICES.drafts))
+    record(costs, 1, 1.0, draft=0.1, count=20)
+    assert costs.plain == pytest.approx(costs.rest.at(1)) and costs.plain < costs.rest.at(0)
+
+
+def test_a_new_pace_does_not_become_the_cost_of_the_length_just_played() -> None:
+    """Another text begins, and rounds are half as long: five times in a row would be believed to be no chance."""
+    costs = BatchCosts(1, PRICES)
+    for pace in (2.0, 1.0):
+        record(costs, 0, pace, count=6)
+        record(costs, 4, 1.4 * pace, draft=0.4 * pace, count=6)
+    assert costs.rest.at(4) / costs.rest.at(0) == pytest.approx(1.4, rel=0.1)
+
+
 def test_rounds_that_contradict_prices_are_noticed() -> None:
     costs = BatchCosts(1, PRICES)
     for _ in range(20):
@@ -74,11 +115,12 @@ def test_rounds_that_contradict_prices_are_noticed() -> None:
 
 def test_a_length_that_was_never_timed_may_be_cheaper_as_far_as_others_were() -> None:
     right, wrong = BatchCosts(1, PRICES), BatchCosts(1, PRICES)
-    assert right.rest.optimism(4) == pytest.approx(1 - TUNING.optimism)
+    assert right.rest.optimism((3, 4)) == pytest.approx([1 - TUNING.optimism] * 2)
     for costs, factor in ((right, 1.0), (wrong, 1.4)):
         record(costs, 0, 1.0, count=6)
         record(costs, 3, 1.3 * factor, count=6)
-    assert wrong.rest.optimism(4) < 1 - TUNING.optimism < right.rest.optimism(4) < right.rest.optimism(3) < 1
+    (timed, known), (_, unsure) = right.rest.optimism((3, 4)), wrong.rest.optimism((3, 4))
+    assert unsure < 1 - TUNING.optimism < known < timed < 1
 
 
 def test_single_outliers_hardly_move_a_cost_and_a_run_of_them_does() -> None:
@@ -110,6 +152,14 @@ def test_a_dear_guess_is_not_followed_by_four() -> None:
     assert costs.trial is None and costs.draft.at(4) == pytest.approx(3.6)
 
 
+def test_a_slow_round_of_the_calibration_is_played_again() -> None:
+    costs = BatchCosts(1)
+    for length, slow in zip(TUNING.calibration, (1, 1, 1, 1, 5, 1, 1, 1), strict=True):
+        assert costs.trial == length
+        record(costs, length, slow * (1 + 0.1 * length), draft=0.05 * length if length else None)
+    assert costs.rest.table((4, 8)) == pytest.approx([1.4, 1.8])
+
+
 def test_where_only_passes_have_prices_the_first_rounds_measure_the_drafter() -> None:
     costs = BatchCosts(1, Prices(PRICES.passes))
     while (length := costs.trial) is not None:
@@ -124,16 +174,21 @@ def test_batches_of_about_one_size_share_their_costs() -> None:
 
 
 def test_purses_are_bounded() -> None:
-    ledger = Ledger(loss_share=0.01, probe_share=0.005)
+    ledger = LossBudget(loss_share=0.01, probe_share=0.005)
     for _ in range(1000):
         ledger.book(1.0, 2.0, is_probe=False)
-    assert ledger.drafting == 3 * TUNING.credit, "a long good run does not pay for a long bad one"
+    assert ledger.drafting == 3 * TUNING.run, "a long good run does not pay for a long bad one"
     ledger.book(3.0, 1.0, is_probe=False)
-    assert ledger.drafting == pytest.approx(3 * TUNING.credit - 2 + 0.03)
+    assert ledger.drafting == pytest.approx(3 * TUNING.run - 2 + 0.03)
     before = ledger.probing
     ledger.book(500.0, 1.0, is_probe=True)
-    assert ledger.probing == -TUNING.credit / 2 < before, "what was compiled once is forgiven"
-    ledger.rest(100)
-    assert ledger.probing == pytest.approx(-TUNING.credit / 2 + 0.5)
+    assert ledger.probing == -TUNING.run / 2 < before, "what was compiled once is forgiven"
+    for _ in range(100):
+        ledger.rest()
+    assert ledger.probing == pytest.approx(-TUNING.run / 2 + 0.5)
     ledger.forget()
-    assert (ledger.drafting, ledger.probing) == (TUNING.credit, before)
+    assert (ledger.drafting, ledger.probing) == (TUNING.run, before)
+
+
+def test_the_default_policy_has_at_most_ten_constants() -> None:
+    assert len(fields(TUNING)) <= 10

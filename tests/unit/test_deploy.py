@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,18 @@ def test_files_point_to_each_other() -> None:
     assert documents("prometheus.yaml")[0]["scrape_configs"][0]["static_configs"][0]["targets"] == ["outrider:8000"]
     copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert all((DEPLOY.parent / name).exists() for line in copied for name in line.split())
+
+
+def test_images_are_made_with_the_versions_of_the_lock_file() -> None:
+    root = DEPLOY.parent
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    installs = [number for number, line in enumerate(lines) if line.startswith("RUN pip install")]
+    assert installs and all("-c requirements-dev.lock" in lines[number] for number in installs)
+    assert not any("==" in line for line in lines if not line.startswith("#"))
+    copied = next(number for number, line in enumerate(lines) if re.match("COPY .*requirements-dev.lock", line))
+    assert copied < installs[0]
+    pinned = {line.split("==")[0] for line in (root / "requirements-dev.lock").read_text().splitlines() if "==" in line}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = (need for name in ("serve", "otel", "ray", "vlm") for need in project["optional-dependencies"][name])
+    needed = {re.split(r"[\[<>=]", need)[0].lower() for need in (*project["dependencies"], *extras)} - {"outrider"}
+    assert needed <= pinned, needed - pinned

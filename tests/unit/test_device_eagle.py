@@ -9,10 +9,10 @@ from test_device_heads import SHAPE, small_head
 from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
+from outrider.device.drafters.heads.eagle_layer import together
 from outrider.drafters.heads.eagle import Eagle
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.head_layer import together
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.random_decoder import tiny_config, tiny_weights
 from outrider.models.weights import LayerWeights, Weights

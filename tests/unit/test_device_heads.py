@@ -11,21 +11,21 @@ from test_device_tree import frame_of
 from tiny_heads import CHANGES
 from triton_interpreter import DEVICE
 
-from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame, Pieces, Texts
+from outrider.core.device_round import PIECE_LEN, CapturedShape, DeviceDrafter, Frame, LateTexts, PromptPieces, Texts
 from outrider.core.interfaces import Context, Plan
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
+from outrider.device.acceptance.coupled import NOTE, RING, walk_and_commit
+from outrider.device.sampling.choose import Bests
 from outrider.drafters.heads.head_drafter import HeadDrafter
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.methods import METHODS
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.decoder import Decoder
-from outrider.models.gpu.choose import Bests
-from outrider.models.gpu.walk import NOTE, RING, walk_and_commit
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config, new_head
 from outrider.models.heads.head import Head
 from outrider.models.random_decoder import tiny_config, tiny_weights
@@ -66,7 +66,7 @@ def small_head(kind: str) -> Head:
     torch.manual_seed(1)
     changes, kind = {**CHANGES[kind.rstrip("+")], **OWN.get(kind, {})}, kind.rstrip("+")
     config = new_config(kind, {**RAW, **SHAPE, "max_position_embeddings": 256, "rope_theta": 1e4}, **changes)
-    ends = Ends(torch.randn(64, 32), torch.ones(32), torch.randn(64, 32) / 3, tied=False)
+    ends = EmbeddingAndOutput(torch.randn(64, 32), torch.ones(32), torch.randn(64, 32) / 3, tied=False)
     head = new_head(config, ends, ids=torch.randperm(64)[: config.draft_vocab_size].sort().values)
     with torch.no_grad():  # parts that start at zero would hide mistakes
         for parameter in head.parameters():
@@ -159,7 +159,7 @@ def test_a_head_reads_prompts_in_pieces(kind: str) -> None:
                     piece[1, : len(part)] = part
                     table = torch.tensor([[-1, 1], [0, start]], device=DEVICE)
                     drafter.propose(frame, nodes.clone(), 3)  # a slot that stands still
-                    drafter.read(frame, Pieces(*table), piece)
+                    drafter.read(frame, PromptPieces(*table), piece)
                     drafter.take(frame, frame.lengths - 1, torch.randn(2, nodes.shape[1], features.shape[-1]), still)
             else:
                 drafter.seat(Texts([1], rows[1:]), batch_size=2)
@@ -193,22 +193,28 @@ def test_chains_are_as_long_as_a_round_wants(kind: str, monkeypatch: pytest.Monk
         assert chain.sizes == (1 + length, 1 + length) and torch.equal(nodes, chain.tokens)
 
 
-@pytest.mark.parametrize("kind", ["p-eagle", "mtp"])
-def test_rounds_without_guesses_leave_nothing_unread(kind: str) -> None:
-    """More of them than columns are kept; the second slot stands still meanwhile."""
+@pytest.mark.parametrize(("kind", "drafts_first"), [*((kind, True) for kind in READING[1:]), ("p-eagle", False)])
+def test_heads_read_late_what_rounds_without_guesses_added(
+    kind: str, drafts_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More columns than are kept, and they come around the end of the ring; the second slot stands still meanwhile. Before them
+    may come a round with guesses, whose states some heads have not read yet."""
+    monkeypatch.setattr("outrider.device.drafters.heads.slots._MOST_LATE", 16)
     config = tiny_config(**SHAPE)
     target = Decoder(config, tiny_weights(config, device=str(DEVICE)))
     drafter, twin, planned = drafters(kind, target, "static")
-    rows = [[5, 9, 1, 33, 7, 2], [2, 8, 4]]
+    rows, size = [[5, 9, 1, 33, 7, 2], [2, 8, 4]], 0
     twin.seat(Texts([0, 1], rows), batch_size=2)
-    for token in range(11, 21):
+    for added in ([11, 12, 13] if drafts_first else [11], *[[token] for token in range(14, 24)]):
         before = torch.tensor([len(row) - 1 for row in rows], device=DEVICE)
-        rows[0].append(token)
+        rows[0] += added
         states = target.prefill([rows[0][:-1]], target.new_cache(1), taps=twin.taps)
-        newest = torch.cat([states[tap][0][-1] for tap in twin.taps], -1)
-        features = torch.stack([newest, torch.randn_like(newest)])[:, None]
+        newest = torch.cat([states[tap][0][-len(added) :] for tap in twin.taps], -1)
+        features, size = torch.stack([newest, torch.randn_like(newest)]), size + len(added)
         with torch.inference_mode():
             twin.take(frame_of(rows, TEMPERATURES), before, features, None)
+    late = size - 3 if drafts_first else size
+    twin.catch_up(LateTexts([0], rows[:1], [len(rows[0]) - late - 1], [late]), batch_size=2)
     frame = frame_of(rows, TEMPERATURES)
     nodes = torch.zeros(2, twin.num_nodes(3), dtype=torch.int64, device=DEVICE)
     nodes[:, 0] = torch.tensor([row[-1] for row in rows])

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from outrider.bench.decode import decode
-from outrider.core.device_round import PIECE_LEN
+from outrider.core.device_round import PIECE_LEN, LateTexts
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
+from outrider.core.plan import Plan
 from outrider.core.request import Request, RequestState
 from outrider.engine.device_lane import DeviceLane
+from outrider.engine.device_seats import Seat
 from outrider.engine.job import Job, Slots
-from outrider.engine.prompt_reader import PromptReader
 from outrider.engine.round_kind import RoundKind, frame_sizes, num_slots
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.step import Engine
 from outrider.methods import compose
 from outrider.models.decoder import Decoder
 from outrider.models.random_decoder import tiny_config, tiny_weights
@@ -39,19 +39,22 @@ class FakeEvent:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None: ...
+    def record(self) -> None:
+        self.at = FakeGraph.clock
 
     def synchronize(self) -> None: ...
 
     def elapsed_time(self, other: FakeEvent) -> float:
-        return 1.0 if other is not self else 0.0
+        return other.at - self.at
 
 
 class FakeGraph:
     """A round of a frame: every slot says up to three tokens, as many as its length tells."""
 
-    logprobs = None
-    is_constrained = False
+    logits = logprobs = None
+    is_constrained = is_told = False
+    clock = 0.0
+    """Milliseconds of all rounds; the first pieces of prompts make one a third longer."""
 
     def __init__(self, graphs: FakeGraphs, size: int, num_guesses: int, num_pieces: int) -> None:
         self._graphs, self._size, self.num_guesses, self.num_pieces = graphs, size, num_guesses, num_pieces
@@ -60,8 +63,10 @@ class FakeGraph:
 
     def launch(self, pieces: Sequence[tuple[int, int]]) -> int:
         assert len(pieces) <= self.num_pieces
+        FakeGraph.clock += 1.35 if self.num_pieces else 1.0
         for slot, start in pieces:
             self._graphs.take_piece(self._size, slot, start)
+        self._graphs.num_reading_rounds += bool(pieces)
         self._notes.append([self._play(slot) for slot in range(self._size)])
         return len(self._notes) - 1
 
@@ -73,7 +78,7 @@ class FakeGraph:
         choices: list[int] = []
         if held is not None:
             tokens, limit = held
-            for _ in range(min(1 + len(tokens) % 3, limit - len(tokens))):
+            for _ in range(min(1 + len(tokens) % 3 if self.num_guesses else 1, limit - len(tokens))):
                 tokens.append(next_token(tokens))
                 choices.append(tokens[-1])
         agreed = max(0, len(choices) - 1)
@@ -150,23 +155,42 @@ class Turns:
         return (7,) if state else ()
 
 
+class FakeDrafter:
+    """A drafter that reads late what rounds without guesses have added, before there is too much of it."""
+
+    most_late = 8
+
+    def __init__(self, graphs: FakeGraphs) -> None:
+        self._graphs, self.num_late = graphs, list[int]()
+
+    def catch_up(self, late: LateTexts, *, batch_size: int) -> None:
+        for slot, row in zip(late.slots, late.rows, strict=True):
+            assert self._graphs.slots[batch_size, slot][0] == row, "no round is in flight"
+        self.num_late += late.added
+
+
 class FakeGraphs:
     """What ``RoundGraphs`` is to a lane."""
 
-    drafter = None
+    prompt_taps = (1,)
+    beside: Any = None
     most_guesses = longest_at_hand = 2
     most_pieces = 16
     slack = 3
+    least_len = 2
 
     def __init__(self, target: Decoder, method: Method) -> None:
-        self.target, self.policy = target, method.policy
+        self.target, self.drafter = target, FakeDrafter(self)
+        self.policy: Any = method.policy
         self.slots: dict[tuple[int, int], tuple[list[int], int]] = {}
         self.started: set[tuple[int, int]] = set()
         self.num_read: dict[tuple[int, int], int] = {}
-        self.num_read_in_rounds = 0
+        self.num_read_in_rounds = self.num_reading_rounds = 0
         self.num_amended = 0
         self.seats = self
         self.sizes: list[int] = []
+        self.played: list[int] = []
+        """Guesses of the rounds."""
         self._holder: object = None
 
     def fits(self, capacity: int) -> bool:
@@ -196,31 +220,20 @@ class FakeGraphs:
     def _of(self, state: RequestState) -> tuple[list[int], int]:
         return list(state.tokens), len(state.request.prompt_ids) + state.params.max_tokens
 
-    def resize(self, old: int, new: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
+    def resize(self, old: int, new: int, states: Mapping[int, RequestState]) -> None:
         self.sizes.append(new)
-        self.slots = {(new, place): self._of(state) for place, state in enumerate(states)}
-        self.num_read = {(new, place): self.num_read[old, slot] for place, slot in enumerate(slots)}
+        self.slots = {(new, place): self._of(state) for place, state in enumerate(states.values())}
+        self.num_read = {(new, place): self.num_read[old, slot] for place, slot in enumerate(states)}
         self.started.clear()
-        assert len(slots) == len(states) and old != new
+        assert old != new
 
-    def seat(
-        self,
-        size: int,
-        slots: Sequence[int],
-        states: Sequence[RequestState],
-        caches: Sequence[Any],
-        features: Sequence[torch.Tensor],
-    ) -> None:
-        assert [len(one) for one in features] == [len(state.tokens) - 1 for state in states]
-        for slot, state, cache in zip(slots, states, caches, strict=True):
-            assert (size, slot) not in self.slots and cache.lengths == [len(state.tokens) - 1]
-            self.slots[size, slot], self.num_read[size, slot] = self._of(state), len(state.tokens) - 1
-            self.started.add((size, slot))
-
-    def open(self, size: int, slots: Sequence[int], states: Sequence[RequestState], prefixes: Sequence[Any]) -> None:
-        for slot, state, prefix in zip(slots, states, prefixes, strict=True):
+    def seat(self, size: int, seats: Mapping[int, Seat]) -> None:
+        for slot, seat in seats.items():
             assert (size, slot) not in self.slots
-            self.slots[size, slot], self.num_read[size, slot] = self._of(state), 0 if prefix is None else prefix.lengths[0]
+            if seat.cache is not None:
+                assert seat.features is not None
+                assert seat.cache.lengths == [len(seat.state.tokens) - 1] == [len(seat.features)]
+            self.slots[size, slot], self.num_read[size, slot] = self._of(seat.state), seat.num_read
 
     def take_piece(self, size: int, slot: int, start: int) -> None:
         """Pieces come in order, of slots that do not run yet."""
@@ -228,14 +241,14 @@ class FakeGraphs:
         self.num_read[size, slot] = min(start + PIECE_LEN, len(self.slots[size, slot][0]) - 1)
         self.num_read_in_rounds += 1
 
-    def start(self, size: int, slots: Sequence[int], states: Sequence[RequestState]) -> None:
-        for slot, state in zip(slots, states, strict=True):
+    def start(self, size: int, states: Mapping[int, RequestState]) -> None:
+        for slot, state in states.items():
             assert self.num_read[size, slot] == len(state.tokens) - 1 or self.slots[size, slot][0] == state.tokens
             self.started.add((size, slot))
 
     def cache_of(self, size: int, slot: int, length: int) -> object:
         assert self.num_read[size, slot] == length
-        return None
+        return SimpleNamespace(lengths=[length])
 
     def stop(self, size: int, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -244,6 +257,7 @@ class FakeGraphs:
 
     def at_hand(self, wanted: RoundKind) -> FakeGraph:
         assert not wanted.logprobs and (wanted.stages or not wanted.constrained)
+        self.played.append(wanted.num_guesses)
         new_graph = FakeCutGraph if wanted.constrained else FakeGraph
         num_pieces = min(wanted.num_pieces, self.most_pieces)
         return new_graph(self, wanted.num_slots, min(wanted.num_guesses, self.longest_at_hand), num_pieces)
@@ -255,8 +269,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Scheduler, FakeGraphs]:
     target = Decoder(tiny_config(), tiny_weights(tiny_config(), seed=0))
     method = compose("prompt-lookup", target, policy="fixed", options={"num_draft_tokens": 2})
     graphs = FakeGraphs(target, method)
-    plain = Engine(target, Method(PromptReader((1,)), method.rule, method.policy))
-    lane = lambda _: DeviceLane(graphs, plain)  # type: ignore[arg-type]  # noqa: E731
+    lane = lambda _: DeviceLane(graphs)  # type: ignore[arg-type]  # noqa: E731
     return Scheduler(target, lambda _: method, slots=Slots(9, 64), device_lane=lane), graphs
 
 
@@ -290,6 +303,82 @@ def test_requests_come_and_go_and_everyone_gets_its_text(world: tuple[Scheduler,
     assert all(state.is_finished and state.stats.num_tokens == counts[n] for n, state in states.items())
     assert graphs.num_read_in_rounds > 20
     assert max(graphs.sizes) > 4 and graphs.slots == {} and not graphs.is_held_by_another(None)
+
+
+class Beside:
+    """A drafter on the host that has guesses for every other round."""
+
+    listens, rule = False, None
+
+    def __init__(self, rounds: FakeGraphs) -> None:
+        self.rounds, self.asked, self.took_part, self.ended = rounds, list[int](), list[int](), list[RequestState]()
+
+    def noted(self, notes: list[list[int]]) -> list[list[int]]:
+        return notes
+
+    def ready(
+        self, states: Mapping[int, RequestState], plan: Plan, depth: int, *, batch_size: int, is_told: bool = False
+    ) -> int:
+        assert not is_told
+        held = {slot: tokens for (size, slot), (tokens, _) in self.rounds.slots.items() if size == batch_size}
+        started = {slot for size, slot in self.rounds.started if size == batch_size}
+        assert {slot: state.tokens for slot, state in states.items()} == {slot: held[slot] for slot in started}
+        assert len(plan.max_depth) == batch_size
+        self.asked.append(depth * (len(self.asked) % 2))
+        return self.asked[-1]
+
+    def took(self, notes: Mapping[int, Sequence[int]], logits: torch.Tensor | None) -> None:
+        assert logits is None
+        self.took_part += notes
+
+    def finish(self, states: Mapping[int, RequestState]) -> None:
+        self.ended += states.values()
+
+
+def test_a_drafter_on_the_host_sees_all_tokens_and_may_have_no_guess(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    beside = graphs.beside = Beside(graphs)
+    states = [RequestState.of(Request([3 + n, 5, 1], SamplingParams(max_tokens=9 + n))) for n in range(5)]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(number, state))
+    while not scheduler.is_idle:
+        scheduler.round()
+    assert [state.tokens[3:] for state in states] == [text_of([3 + n, 5, 1], 9 + n) for n in range(5)]
+    assert {0, 2} == set(beside.asked) and {0, 2} == set(graphs.played)
+    assert set(beside.took_part) == set(range(5)) and {id(state) for state in beside.ended} == set(map(id, states))
+
+
+@pytest.mark.parametrize(("num_seats", "in_groups"), [(32, True), (4, False)])
+def test_prompts_are_read_in_groups_where_many_come(
+    world: tuple[Scheduler, FakeGraphs], num_seats: int, in_groups: bool
+) -> None:
+    """With many seats others come soon, so a prompt waits for them. With few it is read at once."""
+    scheduler, graphs = world
+    scheduler.slots = Slots(num_seats, 4096)
+    states = [RequestState.of(Request([n, 3, 4], SamplingParams(max_tokens=40 + n % 17))) for n in range(4 * num_seats)]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(number, state))
+    while not scheduler.is_idle:
+        scheduler.round()
+    assert all(state.output_ids == text_of(state.request.prompt_ids, state.params.max_tokens) for state in states)
+    per_round = graphs.num_read_in_rounds / graphs.num_reading_rounds
+    assert per_round > 3 if in_groups else per_round < 2, per_round
+
+
+def test_a_drafter_catches_up_before_it_guesses_and_before_there_is_too_much(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    states = [RequestState.of(Request([n, 3], SamplingParams(max_tokens=60 + n))) for n in range(3)]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(number, state))
+    drafts = graphs.policy.plan
+    for turn in count():
+        is_plain = turn % 21 < 18
+        graphs.policy.plan = (lambda _, rows: Plan((0,) * rows, (0,) * rows)) if is_plain else drafts
+        if scheduler.is_idle:
+            break
+        scheduler.round()
+    assert [state.output_ids for state in states] == [text_of([n, 3], 60 + n) for n in range(3)]
+    assert max(graphs.drafter.num_late) == FakeDrafter.most_late and min(graphs.drafter.num_late) >= 1
 
 
 def test_grammars_run_beside_others_and_force_their_text(world: tuple[Scheduler, FakeGraphs]) -> None:
@@ -374,7 +463,7 @@ def test_another_drafter_lets_requests_read_themselves_again(world: tuple[Schedu
 def test_the_bench_decodes_in_captured_rounds_and_traces_on_the_host(world: tuple[Scheduler, FakeGraphs]) -> None:
     scheduler, graphs = world
     prompts, params = [[1, 2, 3], [4, 5], [6, 7, 8]], [SamplingParams(max_tokens=7 + n) for n in range(3)]
-    lane = scheduler._devices._new_lane
+    lane = scheduler._new_device_lane
     requests = [Request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
     llm: Any = SimpleNamespace(target=scheduler.target, rounds=SimpleNamespace(lane=lane), requests=lambda *_: requests)
     ticks = count()

@@ -10,14 +10,14 @@ from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
 from outrider.models.attention.latent_triton import attend_latents
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
+from outrider.models.attention.tree_tiles import KeySplit, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.latent import by_head
 
 RANK, TURNED, HEADS, SCALE = 32, 16, 3, 0.2
 LENGTH = 75
 TREE = TokenTree.of_rows([([1, 2, 3], [-1, 0, 0])], DEVICE)
-PIECES = Cut(5, 16, 3, block_keys=16)
+PIECES = KeySplit(5, 16, 3, block_keys=16)
 WHOLE = replace(PIECES, num_pieces=1)
 FOLDED = replace(PIECES, folds_above=0)
 
@@ -31,7 +31,7 @@ def rows_of(length: int) -> Rows:
     return Rows(lengths, places)
 
 
-def looked(queries: Tensor, memory: Tensor, rows: Rows, sights: Sights, cut: Cut) -> Tensor:
+def looked(queries: Tensor, memory: Tensor, rows: Rows, sights: Sights, cut: KeySplit) -> Tensor:
     return attend_latents(queries, memory, rows, sights=sights, cut=cut, scale=SCALE, rank=RANK)
 
 

@@ -11,10 +11,10 @@ from triton_interpreter import DEVICE
 
 from outrider.core.device_round import Texts
 from outrider.core.device_sampling import Use
+from outrider.device.drafters.model.draft_model import DeviceChain
+from outrider.device.sampling.masks import forbid, mask_bytes
 from outrider.engine.constrained import packed_masks
-from outrider.models.gpu.chain import DeviceChain
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.masks import forbid, mask_bytes
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 

@@ -10,17 +10,17 @@ import torch
 from triton_interpreter import DEVICE
 
 from outrider.cache.paged import PagedCache
-from outrider.core.device_round import PIECE_LEN, Frame, Pieces, Texts
+from outrider.core.device_round import PIECE_LEN, Frame, LateTexts, PromptPieces, Texts
 from outrider.core.rng import Noise
 from outrider.core.tree import TokenTree
+from outrider.device.acceptance.coupled import NOTE, RING, chain_parents, walk_and_commit
+from outrider.device.drafters.copying.prompt_lookup import DeviceLookup
+from outrider.device.drafters.model.draft_model import DeviceChain
+from outrider.device.sampling.choose import block_bests
+from outrider.device.slot_pages import SlotPages
 from outrider.drafters.copying.prompt_lookup import NgramIndex, PromptLookupOptions
 from outrider.models.attention.tree_tiles import Sights
-from outrider.models.gpu.chain import DeviceChain
-from outrider.models.gpu.choose import block_bests
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.lookup import DeviceLookup
-from outrider.models.gpu.slot_pages import SlotPages
-from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 
@@ -139,7 +139,7 @@ def test_slots_take_pages_as_their_texts_grow_and_give_them_back() -> None:
     config = tiny_config(head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
     drafter = DeviceChain(model, vocab_size=64)
-    seats = drafter._seats
+    seats = drafter._pages
     drafter.seat(Texts([1], [[5, 9, 1, 33, 7]]), batch_size=2)
     table, version = seats.table(2), seats.version
     spare = table[0, 0].item()
@@ -165,9 +165,9 @@ def scored(model: FastDecoder, tokens: torch.Tensor, cache: Any) -> torch.Tensor
     return model.forward(tokens, model.step_of(tree, cache))[0]
 
 
-def pieces_of(*pieces: tuple[int, int]) -> Pieces:
+def pieces_of(*pieces: tuple[int, int]) -> PromptPieces:
     """Slots, and tokens before each piece."""
-    return Pieces(*torch.tensor(list(zip(*pieces, strict=True)), device=DEVICE))
+    return PromptPieces(*torch.tensor(list(zip(*pieces, strict=True)), device=DEVICE))
 
 
 @pytest.mark.parametrize("page_len", [16, 64])
@@ -178,7 +178,7 @@ def test_prompts_are_read_in_pieces_beside_the_trees_of_others(page_len: int) ->
     rows = [[5, 9, 1, 33, 7], [generator.randrange(64) for _ in range(50)]]
     frame = frame_of(rows, prompt_lens=[3, 50], temperatures=[0.0, 0.0], capacity=128)
     drafter = DeviceChain(model, vocab_size=64)
-    seats = drafter._seats
+    seats = drafter._pages
     drafter.seat(Texts([0], [rows[0]]), batch_size=2)
     drafter.open([1], batch_size=2)
     seats.grow({1: 96}, batch_size=2)
@@ -248,9 +248,9 @@ def test_slots_that_lag_behind_are_read_in_one_pass() -> None:
     config = tiny_config()
     model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
     rows, drafter = [[5, 9, 1, 33, 7], [2, 8, 4, 4, 6, 1, 3, 12, 9]], DeviceChain(model, vocab_size=64)
-    seats = drafter._seats
+    seats = drafter._pages
     drafter.seat(Texts([0, 2], [row[:3] for row in rows]), batch_size=4)
-    drafter.catch_up([0, 2], rows, batch_size=4, known=[2, 2])
+    drafter.catch_up(LateTexts([0, 2], rows, [2, 2], [2, 6]), batch_size=4)
     for slot, row in zip((0, 2), rows, strict=True):
         cache, fresh = seats.cache_of(4, slot, len(row) - 1), model.new_cache(1)
         model.prefill([row[:-1]], fresh)

@@ -16,11 +16,11 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
+from outrider.device.acceptance.coupled import NOTE, RING, chain_parents, walk_and_commit
+from outrider.device.sampling.adjust import Trail
+from outrider.device.sampling.choose import Bests, Guessing, block_bests
 from outrider.models.attention.tree_triton import pack_words
-from outrider.models.gpu.adjust import Trail
-from outrider.models.gpu.choose import Bests, Guessing, block_bests
 from outrider.models.gpu.uploads import sent
-from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
 
 VOCAB = 2500
 PROMPTS = ([3, 5, 9, 5], [7, 1])

@@ -17,16 +17,16 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
+from outrider.device.acceptance.coupled import NOTE, RING, move_path, walk_and_commit
+from outrider.device.drafters.model.best_first import DeviceBestFirst
+from outrider.device.drafters.model.draft_tree import DeviceTree, StaticTree
+from outrider.device.drafters.trees.best_first import Search
+from outrider.device.sampling.choose import Bests
 from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
 from outrider.drafters.model.draft_tree import DraftTree, DraftTreeOptions, TreeDrafter
 from outrider.models.attention.tree_tiles import Rows
 from outrider.models.decoder import Decoder
-from outrider.models.gpu.best_first import Search
-from outrider.models.gpu.branches import DeviceTree, StaticTree
-from outrider.models.gpu.choose import Bests
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.draft_search import DeviceBestFirst
-from outrider.models.gpu.walk import NOTE, RING, move_path, walk_and_commit
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 SHAPES = [(2, 2), ((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0))]

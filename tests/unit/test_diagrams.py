@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["round", "tree-mask", "acceptance-walk", "coupled-noise", "scheduler"]
+NAMES = ["round", "tree-mask", "acceptance-walk", "coupled-noise", "scheduler", "policy"]
 
 
 def _load(name: str) -> ModuleType:
@@ -60,6 +60,12 @@ def test_the_walk_follows_the_targets_choices() -> None:
 def test_coupled_choices_agree_and_are_not_the_likeliest() -> None:
     text = diagrams.coupled_noise().svg()
     assert "Both choose “hid”" in text and "The likeliest token is “ran”" in text
+
+
+def test_the_policy_stops_where_more_guesses_cost_more_than_they_bring() -> None:
+    easy = diagrams.policy_rates([0.8 ** (depth + 1) for depth in range(8)], draft=0.12, node=0.05)
+    hard = diagrams.policy_rates([0.15 ** (depth + 1) for depth in range(8)], draft=0.12, node=0.05)
+    assert easy[0] == hard[0] == 1.0 and 0 < easy.index(max(easy)) < 8 and hard.index(max(hard)) == 0
 
 
 @pytest.mark.parametrize("name", list(plots.PLOTS))

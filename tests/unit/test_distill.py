@@ -16,7 +16,7 @@ from outrider.core.errors import ModelError, OptionError
 from outrider.core.tree import TokenTree
 from outrider.train.distill import DistillSettings, new_distillation
 from outrider.train.draft_lm import DraftLM
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.loop import Settings, train
 
 
@@ -36,8 +36,8 @@ def draft(tmp_path_factory) -> str:
     return str(folder)
 
 
-def rows(documents) -> Rows:
-    return Rows(compute(TARGET, documents, ()), documents, row_len=64, last=TARGET.num_layers)
+def rows(documents) -> DocumentRows:
+    return DocumentRows(compute(TARGET, documents, ()), documents, row_len=64, last=TARGET.num_layers)
 
 
 def test_the_module_is_the_decoder(draft: str) -> None:

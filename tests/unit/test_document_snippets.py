@@ -5,8 +5,10 @@ A program that cannot run here says why in a comment above it: ``<!-- not run: R
 
 from __future__ import annotations
 
+import argparse
 import re
-import shlex
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from outrider import LLM
 from outrider.bundled import bundled_path
-from outrider.cli.main import main
+from outrider.cli.main import COMMANDS
+from outrider.cli.parser import Parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -59,21 +62,41 @@ def test_every_program_is_counted() -> None:
     assert len(programs()) >= 9
 
 
-def commands() -> list[str]:
-    """The commands of the first page: fenced blocks without a language."""
-    text = (DOCS / "index.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    lines = [line for language, block in blocks for line in block.splitlines() if not language]
-    return [line for line in lines if line.startswith("outrider ")]
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:^|[;&(] *|\b(?:torchrun|python) [^|;]*-m +|^[A-Z_]+=\S+ )outrider +([a-z]+)([^#;&|]*)")
 
 
-def test_commands_have_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(commands()) >= 3
-    for command in commands():
-        words = shlex.split(command)
-        with pytest.raises(SystemExit) as ended:
-            main([words[1], "--help"])
-        shown = capsys.readouterr().out
-        assert ended.value.code == 0
-        for option in filter(lambda word: word.startswith("--"), words):
-            assert option in shown, f"{command!r} uses {option}, which `outrider {words[1]} --help` does not show"
+def commands() -> list[tuple[str, str, list[str]]]:
+    """Page, subcommand and long options of every ``outrider`` command in a fenced block."""
+    found = list[tuple[str, str, list[str]]]()
+    for path in PAGES:
+        for _, language, block in FENCED.findall(path.read_text(encoding="utf-8")):
+            if language in ("", "bash", "sh", "console"):
+                for line in block.replace("\\\n", " ").splitlines():
+                    for name, rest in COMMAND.findall(line.strip().removeprefix("$ ")):
+                        found.append((path.relative_to(ROOT).as_posix(), name, re.findall(r"(?:^|\s)(--[a-z][\w-]*)", rest)))
+    return found
+
+
+@cache
+def options_of(command: str) -> set[str]:
+    """Every option of a command and of what follows it."""
+    parser = Parser(prog="outrider")
+    subcommands = parser.add_subparsers(dest="command")
+    import_module(f"outrider.cli.parsers.{command}").add_parser(subcommands)
+    waiting, options = list[argparse.ArgumentParser](subcommands.choices.values()), set[str]()
+    while waiting:
+        for action in waiting.pop()._actions:
+            options |= set(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                waiting += action.choices.values()
+    return options
+
+
+def test_commands_have_options_that_exist() -> None:
+    """On every page, a command and each of its options is one of the program's."""
+    assert len({page for page, _, _ in commands()}) >= 20 and len(commands()) >= 100
+    for page, name, options in commands():
+        assert name in COMMANDS, f"{page}: there is no command {name!r}"
+        unknown = set(options) - options_of(name)
+        assert not unknown, f"{page}: `outrider {name} --help` does not show {sorted(unknown)}"

@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.methods import compose
 from outrider.models.heads import load_head
 from outrider.models.heads.dspark import DsparkHead
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.export import export_head
 from outrider.models.heads.inspect import inspect_folder
 from outrider.train.objective import HeadObjective, HeadSettings, acceptance_chance
@@ -78,7 +78,7 @@ def test_public_folders_are_read(tmp_path: Path) -> None:
     """Without the target's ends; in the words of the speculators package; in DFlash's layout; with a reduced vocabulary."""
     head, t, config = exported("dspark", "vllm", tmp_path, taps=[1, 2], markov_head_type="vanilla", draft_vocab_size=40)
     assert "d2t" in t and t["lm_head.weight"].shape == (40, 32)
-    ends = Ends(t["embed_tokens.weight"], torch.ones(32), torch.zeros(61, 32), tied=False)
+    ends = EmbeddingAndOutput(t["embed_tokens.weight"], torch.ones(32), torch.zeros(61, 32), tied=False)
     save_file({n: x for n, x in load_file(tmp_path / "model.safetensors").items() if n != "embed_tokens.weight"},
               tmp_path / "model.safetensors")  # fmt: skip
     again = load_head(tmp_path, TARGET, ends=ends)

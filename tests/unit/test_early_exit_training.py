@@ -24,11 +24,11 @@ from outrider.methods import compose
 from outrider.models.acceptance_head import load_acceptance_head
 from outrider.models.adapter import load_adapter, new_adapter
 from outrider.models.config import config_of
-from outrider.models.heads.ends import Ends, read_target
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput, read_target
 from outrider.train.acceptance import AcceptanceObjective, AcceptanceSettings
 from outrider.train.distill import DistillObjective, DistillSettings
 from outrider.train.draft_lm import DraftLM
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.layerskip import LayerSkipObjective, LayerSkipSettings, dropout_rates, exit_weights
 from outrider.train.loop import Settings, train
 from outrider.train.specee import SpecEEObjective, SpecEESettings
@@ -44,9 +44,9 @@ def fresh(num_layers: int = 1) -> DraftLM:
     return DraftLM(config, raw, Path())
 
 
-def ends() -> Ends:
+def ends() -> EmbeddingAndOutput:
     """The tiny target's own, read off its answers."""
-    return Ends(TARGET._embedding, torch.ones(32), _readout(), tied=False)
+    return EmbeddingAndOutput(TARGET._embedding, torch.ones(32), _readout(), tied=False)
 
 
 def _readout() -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_an_adapter_begins_as_the_exit_learns_and_drafts(tmp_path: Path) -> None
     adapter = new_adapter(_RAW, ends(), TARGET, exit_layer=1)
     objective = DistillObjective("kangaroo", adapter, TARGET, DistillSettings("mixed"))
     documents = CORPUS.held_out[:3]
-    batch = Rows(compute(TARGET, documents, (1,)), documents, row_len=48, last=2).packed((1,))
+    batch = DocumentRows(compute(TARGET, documents, (1,)), documents, row_len=48, last=2).packed((1,))
     with torch.no_grad():
         torch.testing.assert_close(adapter(batch), batch.features)
         bare = TARGET.logits(batch.features)
@@ -103,7 +103,7 @@ def test_adapted_drafts_are_what_training_predicts(tmp_path: Path) -> None:
 
         text = [*before, *guesses]
         states = compute(TARGET, [Document(tuple(text))], (1,))
-        packed = Rows(states, [Document(tuple(text))], row_len=1, last=2).packed((1,))
+        packed = DocumentRows(states, [Document(tuple(text))], row_len=1, last=2).packed((1,))
         with torch.no_grad():
             expected = TARGET.logits(loaded(packed))[0].argmax(-1)[len(before) - 1 : -1].tolist()
         assert guesses == expected
@@ -156,7 +156,7 @@ def test_layerskip_makes_the_exit_agree_with_the_whole(tmp_path: Path) -> None:
 
 def test_rows_that_skip_a_layer_are_not_changed_by_it() -> None:
     model, documents = fresh(2), CORPUS.held_out[:2]
-    batch = Rows(compute(TARGET, documents, ()), documents, row_len=1, last=2).packed(())
+    batch = DocumentRows(compute(TARGET, documents, ()), documents, row_len=1, last=2).packed(())
     kept = [torch.tensor([True, True]), torch.tensor([False, True])]
     with torch.no_grad():
         first, second = model.climb(batch, kept)
@@ -166,7 +166,7 @@ def test_rows_that_skip_a_layer_are_not_changed_by_it() -> None:
 
 def test_layers_run_again_in_the_backward_pass_give_the_same_gradients() -> None:
     documents = CORPUS.train[:3]
-    batch = Rows(compute(TARGET, documents, ()), documents, row_len=48, last=2).packed(())
+    batch = DocumentRows(compute(TARGET, documents, ()), documents, row_len=48, last=2).packed(())
     found = []
     for recompute in (False, True):
         model = fresh(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from divided import VOCAB, checkpoint
 from tiny_pair import tiny_model
 
 from outrider import LLM, OptionError, SamplingParams
-from outrider.bench.simulate import Cluster, Scenario, Shape, Wire, hardware_named
+from outrider.bench.simulate import Cluster, ModelShape, Scenario, Wire, hardware_named
 from outrider.bench.simulate_easyspec import EasySpecScenario
 from outrider.cli.main import main
 from outrider.core.errors import RankError
@@ -29,6 +30,7 @@ from outrider.models.parallel import ParallelTarget, load_layers_apart
 
 PROMPTS = [[5, 9, 11, 3], [40, 41], [66, 1, 2, 3, 4, 5]]
 SHORT = [[3, 1, 4], [15, 9, 2, 6, 5], [35], [8, 9, 7, 9, 3, 2]]
+SAMPLERS = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.9, "top_p": 0.9, "seed": 2}]
 METHODS = {
     "draft-model": {"num_draft_tokens": 3},
     "pearl": {"num_draft_tokens": 3},
@@ -56,8 +58,16 @@ def pair(names: tuple[str, str]) -> tuple[LLM, LLM]:
     return here, spread
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.9, "top_p": 0.9, "seed": 2}])
+def methods_and_samplers() -> list[Any]:
+    """Every method with every sampler; ``make test`` takes one sampler a method, in turn."""
+    return [
+        pytest.param(method, params, marks=() if (place + turn) % 3 == 0 else pytest.mark.exhaustive)
+        for place, method in enumerate(METHODS)
+        for turn, params in enumerate(SAMPLERS)
+    ]
+
+
+@pytest.mark.parametrize(("method", "params"), methods_and_samplers())
 def test_the_text_is_plain_decodings(pair: tuple[LLM, LLM], method: str, params: dict[str, float]) -> None:
     here, spread = pair
     sampling = [SamplingParams(max_tokens=8 + 5 * i, ignore_eos=True, **params) for i in range(len(PROMPTS))]
@@ -152,7 +162,7 @@ def test_a_rank_that_dies_is_named(pair: tuple[LLM, LLM]) -> None:
 
 
 def scenario(*, latency: float = 5e-6) -> Scenario:
-    return Scenario(Shape(70e9, 80, 3e5), Shape(8e9, 32), Cluster(hardware_named("h100"), 4, Wire(latency, 1e11)))
+    return Scenario(ModelShape(70e9, 80, 3e5), ModelShape(8e9, 32), Cluster(hardware_named("h100"), 4, Wire(latency, 1e11)))
 
 
 def test_fuzzy_passes_gain_what_their_groups_save() -> None:
@@ -160,7 +170,7 @@ def test_fuzzy_passes_gain_what_their_groups_save() -> None:
     turns = scenario()
     easyspec = EasySpecScenario(turns, 4)
     alone, divided = (
-        place.pass_seconds(turns.draft or Shape(0, 1), 1, batch_size=1, context=1024)
+        place.pass_seconds(turns.draft or ModelShape(0, 1), 1, batch_size=1, context=1024)
         for place in (Cluster(hardware_named("h100")), Cluster(hardware_named("h100"), 4, Wire(5e-6, 1e11)))
     )
     assert alone / 4 < easyspec.fuzzy_seconds() < divided < alone < easyspec.exact_seconds()

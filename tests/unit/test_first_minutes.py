@@ -96,8 +96,6 @@ def test_version(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"outrider {outrider.__version__}\n"
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    assert f'version = "{outrider.__version__}"' in project.read_text()
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -107,7 +105,7 @@ def test_every_option_is_explained_and_shows_its_default(capsys, command: str) -
     words = " ".join(capsys.readouterr().out.split())
     if command == "generate":
         for text in (
-            "most tokens to write (default: 128)",
+            "most tokens to generate (default: 128)",
             "0 is greedy (default: 0.0)",
             "(default: 8; on a GPU, what fits)",
             "(default: auto)",

@@ -13,7 +13,7 @@ from outrider.bundled import bundled_path
 from outrider.cli.main import main
 from outrider.models.gguf.reader import read_gguf
 from outrider.models.heads import Head, load_head, new_head, save_head
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.heads.folder import new_config
 
 TARGET = bundled_path("target")

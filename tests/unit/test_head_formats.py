@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.core.errors import OptionError
 from outrider.models.heads import load_head
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.export import export_head
 from outrider.models.heads.inspect import inspect_folder
 
@@ -64,7 +64,7 @@ def test_public_mlp_speculators_are_read(tmp_path: Path) -> None:
     t = load_file(tmp_path / "model.safetensors")
     once = {name: x for name, x in t.items() if name.split(".")[1] == "0" or name == "proj.1.weight"}
     save_file({f"speculator.{name}": tensor for name, tensor in once.items()}, tmp_path / "model.safetensors")
-    ends = Ends(torch.zeros(61, 32), head.target_norm.weight.detach(), torch.zeros(61, 32), tied=False)  # type: ignore[arg-type]
+    ends = EmbeddingAndOutput(torch.zeros(61, 32), head.target_norm.weight.detach(), torch.zeros(61, 32), tied=False)  # type: ignore[arg-type]
     again = load_head(tmp_path, TARGET, ends=ends)
     assert again.config.taps == (TARGET.num_layers,) and again.config.tie_stages
     for name, tensor in head.state_dict().items():
@@ -92,7 +92,7 @@ def test_redrafter_in_other_engines_maths(tmp_path: Path) -> None:
             x = x + y * torch.sigmoid(y)
         found.append(t[f"lm_head.{config['num_draft_layers']}.weight"] @ x)
     same(found, ours(head, batch))
-    ends = Ends(embedding, head.target_norm.weight.detach(), embedding, tied=False)  # type: ignore[arg-type]
+    ends = EmbeddingAndOutput(embedding, head.target_norm.weight.detach(), embedding, tied=False)  # type: ignore[arg-type]
     again = load_head(tmp_path, TARGET, ends=ends)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in head.state_dict().items())
 
@@ -171,13 +171,13 @@ def test_dflash_in_other_engines_maths(tmp_path: Path) -> None:
     left = {name: tensor for name, tensor in t.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
     save_file(left, tmp_path / "model.safetensors")  # as public ones do
     readout = t["lm_head.weight"]
-    public = load_head(tmp_path, TARGET, ends=Ends(t["embed_tokens.weight"], torch.ones(32), readout, tied=False))
+    public = load_head(tmp_path, TARGET, ends=EmbeddingAndOutput(t["embed_tokens.weight"], torch.ones(32), readout, tied=False))
     assert torch.equal(public.state_dict()["lm_head.weight"], readout)
     layer = {key: value for key, value in config.items() if key not in ("dflash_config", "block_size", "architectures")}
     other = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "transformer_layer_config": layer}
     other |= {"block_size": 1 + DEPTHS, "aux_hidden_state_layer_ids": [1, 2], "mask_token_id": 3, "draft_vocab_size": 61}
     (tmp_path / "config.json").write_text(json.dumps(other))
-    nested = load_head(tmp_path, TARGET, ends=Ends(t["embed_tokens.weight"], torch.ones(32), readout, tied=False))
+    nested = load_head(tmp_path, TARGET, ends=EmbeddingAndOutput(t["embed_tokens.weight"], torch.ones(32), readout, tied=False))
     assert nested.config.taps == (1, 2) and nested.config.num_layers == 2 and nested.config.mask_token == 3
     with pytest.raises(OptionError, match="train with others than 0"):
         export_head(random_head("dflash", taps=[0, 2]), tmp_path, form="vllm")

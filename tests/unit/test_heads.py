@@ -25,7 +25,7 @@ from outrider.methods import compose
 from outrider.models.heads import PackedTexts, load_head, save_head
 from outrider.models.heads.folder import signature_of
 from outrider.train.data import Document
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.objective import HeadObjective, HeadSettings
 
 TARGET = tiny_model()
@@ -175,7 +175,7 @@ def test_the_bundled_heads_are_accepted_as_training_says(kind: str) -> None:
     objective = HeadObjective(head, llm.target, HeadSettings(num_depths=depth))
     documents = [Document((*prompt, *text))]
     with torch.no_grad():
-        rows = Rows(compute(llm.target, documents, objective.taps), documents, row_len=8, last=llm.target.num_layers)
+        rows = DocumentRows(compute(llm.target, documents, objective.taps), documents, row_len=8, last=llm.target.num_layers)
         runs = torch.stack(objective(rows.packed(objective.taps)).hits)[:, 0].int().cumprod(0).sum(0).tolist()
     size, end, passes = len(prompt), len(prompt) + len(text), 0
     while size < end:

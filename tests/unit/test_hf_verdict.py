@@ -11,7 +11,7 @@ from test_hf_adapter import LLAMA, MODELS, random_model
 import outrider.models.hf as hf
 from outrider.core.errors import ModelError
 from outrider.models.hf import HFModel
-from outrider.models.hf_verdict import Verdict, verdict_path
+from outrider.models.hf_verdict import TextPromise, verdict_path
 from outrider.models.load import load_model
 
 BLOOM = ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4})
@@ -30,7 +30,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     check = hf.check_model
 
-    def noted(model: Any, raw: Any) -> Verdict:
+    def noted(model: Any, raw: Any) -> TextPromise:
         names.append(type(raw).__name__)
         return check(model, raw)
 

@@ -209,8 +209,10 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert grown["image"].startswith("data:image/png;base64,") and set(grown["origins"]) <= {"accepted", "recovered", "bonus"}
 
 
-def test_the_bundled_model_draws_a_digit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["imagine", "--class", "3", "--out", str(tmp_path / "three.png"), "--json"]) == 0
+@pytest.mark.parametrize("method", ["sjd", "draft-model"])
+def test_the_bundled_model_draws_a_digit(tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str) -> None:
+    """Its draft model comes with it."""
+    assert main(["imagine", "--class", "3", "--method", method, "--out", str(tmp_path / "three.png"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["images"][0]
     assert told["tokens"] == 49 and told["passes"] < 49, "a window of guesses is tested at once"
 
@@ -221,6 +223,7 @@ def test_the_bundled_model_draws_a_digit(tmp_path: Path, capsys: pytest.CaptureF
         (["--class", "10"], "classes 0 to 9"),
         (["--model", "TARGET", "--class", "7"], "classes 0 to 2"),
         (["--model", "TARGET", "--method", "sjdd"], "did you mean 'sjd'"),
+        (["--model", "TARGET", "--method", "gsdd"], "did you mean 'gsd'"),
         (["--model", "TARGET", "--acceptance", "lanterm"], "did you mean 'lantern'"),
         (["--model", "TARGET", "--out", "/nowhere/a.png"], "cannot be written"),
         (["--model", "TARGET", "--out", "a.html"], "end in .png"),

@@ -15,7 +15,7 @@ from inflate_block import inflated_block  # isort: skip
 from outrider.bundled import bundled_path
 from outrider.models.heads import PackedTexts, load_head, new_head, save_head
 from outrider.models.heads.dspark import DsparkHead
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.heads.folder import new_config
 
 LENGTH = 9

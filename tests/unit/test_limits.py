@@ -1,11 +1,21 @@
-"""A policy within limits: what is cut is cut, and nothing else of its plan is lost."""
+"""A plan within limits: what is cut is cut, and nothing else of it is lost."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 import pytest
 
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, Stateless
-from outrider.engine.limits import Limited
+from outrider.core.method import Method
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
+from outrider.engine.limits import plain_plan, within
+from outrider.engine.step import Engine
+from outrider.methods import compose
+from outrider.models.decoder import Decoder
+from outrider.models.random_decoder import tiny_config, tiny_weights
 
 
 class _Planned(Policy):
@@ -29,43 +39,43 @@ class _Never:
         return [False, False]
 
 
+ANY = sys.maxsize
 DOUBT = Doubt((0.3,), (0.1,), (1.0, 0.9))
 PLAN = Plan((6, 4), (12, 8), _Never(), DOUBT)  # pyright: ignore[reportArgumentType]
-
-
-def _limited(limits: list[int | None], room: int | None = None) -> tuple[Limited, Plan]:
-    policy = Limited(_Planned(PLAN))
-    state = policy.start(2)
-    state.limits, state.room = limits, room
-    return policy, policy.plan(state, 2)
 
 
 @pytest.mark.parametrize(
     ("limits", "room", "depth", "nodes"),
     [
-        ([None, None], None, (6, 4), (12, 8)),
-        ([2, None], None, (2, 4), (12, 8)),
-        ([0, None], None, (0, 4), (0, 8)),
+        ([None, None], ANY, (6, 4), (12, 8)),
+        ([2, None], ANY, (2, 4), (12, 8)),
+        ([0, None], ANY, (0, 4), (0, 8)),
         ([None, 3], 5, (5, 3), (5, 5)),
-        ([0, 0], None, (0, 0), (0, 0)),
+        ([0, 0], ANY, (0, 0), (0, 0)),
         ([None, None], 0, (0, 0), (0, 0)),
     ],
 )
-def test_every_row_keeps_to_its_limit_and_the_room(limits, room, depth, nodes):
-    _, plan = _limited(limits, room)
+def test_every_row_keeps_to_its_limit_and_the_room(limits: list[int | None], room: int, depth: Any, nodes: Any) -> None:
+    plain = plain_plan(limits, room)
+    plan = plain or within(PLAN, limits, room)
     assert (plan.max_depth, plan.max_nodes) == (depth, nodes)
+    assert (plain is not None) == (depth == (0, 0))
 
 
-@pytest.mark.parametrize(("limits", "room"), [([None, None], None), ([2, None], None), ([None, 3], 5)])
-def test_what_ends_a_draft_early_is_passed_on(limits, room):
-    _, plan = _limited(limits, room)
+@pytest.mark.parametrize(("limits", "room"), [([None, None], ANY), ([2, None], ANY), ([None, 3], 5)])
+def test_what_ends_a_draft_early_is_passed_on(limits: list[int | None], room: int) -> None:
+    plan = within(PLAN, limits, room)
     assert plan.doubt is DOUBT and plan.stop is PLAN.stop
 
 
-def test_rounds_that_were_not_the_policys_are_not_told():
-    policy = Limited(_Planned(PLAN))
-    state = policy.start(2)
-    for limits, room in (([0, 0], None), ([None, 1], 0), ([None, 0], None)):
-        state.limits, state.room = limits, room
-        policy.update(state, None)  # pyright: ignore[reportArgumentType]
-    assert policy.inner.num_updates == 1  # pyright: ignore[reportAttributeAccessIssue]
+def test_rounds_that_were_not_the_policys_are_not_told() -> None:
+    target = Decoder(tiny_config(), tiny_weights(tiny_config(), seed=0))
+    made = compose("prompt-lookup", target)
+    policy = _Planned(Plan((2, 2), (2, 2)))
+    engine = Engine(target, Method(made.drafter, made.rule, policy))
+    batch = engine.start([Request([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True)) for _ in range(2)])
+    for limits, room in (([0, 0], ANY), ([None, 1], 0), ([None, 0], ANY)):
+        for row, limit in zip(batch.rows, limits, strict=True):
+            row.max_draft = limit
+        engine.step(batch, room)
+    assert policy.num_updates == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiers import repeats
 
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
@@ -115,10 +116,11 @@ def test_two_processes_train_what_one_does_and_either_goes_on(with_two: Start, d
 
 @pytest.mark.slow
 def test_heads_are_divided_too(with_two: Start, data: Path, tmp_path: Path) -> None:
-    """Frozen parts, parts that are called from outside, and a run of two that two resume."""
-    with_two(arguments("eagle3", data, tmp_path / "two", 2))
-    with_two(arguments("eagle3", data, tmp_path / "two", 4))
-    assert main(arguments("eagle3", data, tmp_path / "one", 4)) == 0
+    """Frozen parts, parts that are called from outside, and in ``make test-all`` a run of two that two resume."""
+    steps = [2 * (count + 1) for count in repeats(1, of=2)]
+    for num_steps in steps:
+        with_two(arguments("eagle3", data, tmp_path / "two", num_steps))
+    assert main(arguments("eagle3", data, tmp_path / "one", steps[-1])) == 0
     assert_same(weights(tmp_path / "one", "eagle3"), weights(tmp_path / "two", "eagle3"))
     notes = json.loads((tmp_path / "two" / "eagle3" / "provenance.json").read_text())
     assert (

@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from itertools import accumulate, product
 from operator import mul
+from typing import Any
 
 import pytest
 import torch
@@ -18,18 +19,19 @@ from fresh import run_fresh
 from outrider import LLM, SamplingParams
 from outrider.bundled import bundled_path
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Context, Doubt, Plan
+from outrider.core.interfaces import Cache, Context, Doubt, Plan
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise, Purpose, gumbel_stream, make_key
 from outrider.core.route import Route
 from outrider.core.sampling import Sampler
+from outrider.core.tempering import Cut, Tempering
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p
+from outrider.core.truncation import min_p, top_k, top_p
 from outrider.drafters.model.best_first import BestFirst, BestFirstOptions
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_model
-from outrider.models.native import BUILD, NativeDecoder, can_run
+from outrider.models.native import NativeDecoder, can_run
 from outrider.models.native.compiler import find_compiler
 from outrider.models.packed import pack
 from outrider.models.random_decoder import tiny_weights
@@ -49,24 +51,54 @@ KINDS = {
     "heads of 32": {"model_type": "llama", "head_dim": 32},
     "heads of 16": {"model_type": "llama", "head_dim": 16},
     "heads of 96": {"model_type": "llama", "head_dim": 96, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "heads of 20": {"model_type": "llama", "head_dim": 20, "attention_bias": True},
     "windows": {"model_type": "mistral", "sliding_window": 40, "head_dim": 32},
     "gemma": {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 24},
+    "norms over all heads": {"model_type": "olmo2", "head_dim": 16},
+    "parallel layers": {"model_type": "stablelm", "use_parallel_residual": True, "qk_layernorm": True},
+    "no gate": {"model_type": "gpt_neox", "num_key_value_heads": 6},
+    "experts": {
+        **{"model_type": "qwen3_moe", "head_dim": 32, "num_experts": 10, "num_experts_per_tok": 3},
+        **{"moe_intermediate_size": 40, "mlp_only_layers": [1]},
+    },
+    "experts and sinks": {
+        **{"model_type": "gpt_oss", "head_dim": 32, "num_local_experts": 7, "num_experts_per_tok": 2},
+        "sliding_window": 24,
+    },
+    "latents": {
+        **{"model_type": "deepseek_v3", "kv_lora_rank": 40, "q_lora_rank": 24, "qk_nope_head_dim": 20},
+        **{"qk_rope_head_dim": 24, "v_head_dim": 18, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+        **{"moe_intermediate_size": 24, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "num_key_value_heads": 6},
+    },
 }
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(scope="module")
-def library():
-    found = BUILD.wait()
-    if found is None:
-        pytest.skip("no C++ compiler")
-    return found
+def in_turn(turn: int) -> list[Any]:
+    """Every kind; ``make test`` takes every second one, from number ``turn`` on. Two tests that take turns see all."""
+    return [pytest.param(kind, marks=() if place % 2 == turn else pytest.mark.exhaustive) for place, kind in enumerate(KINDS)]
+
+
+def kinds_and_dtypes() -> list[Any]:
+    """Every kind with every type; ``make test`` takes one type a kind, in turn."""
+    pairs = [(kind, dtype, (place + turn) % 2) for place, kind in enumerate(KINDS) for turn, dtype in enumerate(DTYPES)]
+    return [
+        pytest.param(kind, dtype, id=f"{kind}-{dtype}", marks=pytest.mark.exhaustive if other else ())
+        for kind, dtype, other in pairs
+    ]
 
 
 def config_named(kind: str) -> ModelConfig:
     config = config_of({**SIZES, **KINDS[kind]})
     assert config is not None
     return config
+
+
+def settled(config: ModelConfig) -> ModelConfig:
+    """The same model with all experts chosen: rounding moves no choice."""
+    if config.experts is None:
+        return config
+    return replace(config, experts=replace(config.experts, num_chosen=config.experts.count, groups=1, chosen_groups=1))
 
 
 def random_weights(config: ModelConfig, *, dtype: torch.dtype, seed: int) -> Weights:
@@ -79,7 +111,7 @@ def random_weights(config: ModelConfig, *, dtype: torch.dtype, seed: int) -> Wei
     layers = [replace(layer, **{name: cast(tensor) for name, tensor in vars(layer).items()}) for layer in weights.layers]
     embedding = weights.embedding.to(dtype)
     head = embedding if weights.head is weights.embedding else weights.head.to(dtype)
-    return Weights(embedding, layers, weights.norm.to(dtype), head)
+    return Weights(embedding, layers, weights.norm.to(dtype), head, cast(weights.norm_bias))
 
 
 def random_tree(chance: random.Random, num_nodes: int) -> tuple[list[int], list[int]]:
@@ -87,8 +119,7 @@ def random_tree(chance: random.Random, num_nodes: int) -> tuple[list[int], list[
     return [chance.randrange(VOCAB) for _ in range(num_nodes)], sorted(parents)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), kinds_and_dtypes())
 def test_scores_do_not_depend_on_what_shares_the_pass(library, kind: str, dtype: torch.dtype) -> None:
     """Bit for bit: a node of a tree in a ragged batch has the logits of its path fed token by token, alone."""
     config, chance = config_named(kind), random.Random(1)
@@ -99,13 +130,18 @@ def test_scores_do_not_depend_on_what_shares_the_pass(library, kind: str, dtype:
     model.prefill(prompts, batch)
     logits = model.score(tree, batch).logits
     for row, (tokens, _) in enumerate(trees):
-        for node in (0, tree.sizes[row] // 2, tree.sizes[row] - 1):
-            alone = model.new_cache(1)
-            found = None
-            for token in [*prompts[row], tokens[0], *(tokens[n] for n in tree.path(row, node))]:
+        alone = model.new_cache(1)
+
+        def fed(texts: list[int], alone: Cache = alone) -> torch.Tensor:
+            for token in texts:
                 found = model.score(TokenTree.chain(torch.tensor([[token]])), alone).logits[0, 0]
                 alone.commit([[0]])
-            assert found is not None
+            return found
+
+        fed(prompts[row])
+        for node in (0, tree.sizes[row] // 2, tree.sizes[row] - 1):
+            alone.truncate([len(prompts[row])])
+            found = fed([tokens[0], *(tokens[n] for n in tree.path(row, node))])
             assert torch.equal(found, logits[row, node]), f"row {row}, node {node}"
 
 
@@ -124,9 +160,27 @@ def test_scores_do_not_depend_on_how_many_share_the_pass(library, bits: int) -> 
         assert torch.equal(logits, torch.cat(one_by_one[:width])), f"{width} rows"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_bfloat16_is_near_the_twin(library, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["heads of 20", "windows", "gemma", "no gate", "experts", "latents"])
+def test_float16_has_the_bits_of_the_same_weights_in_float32(library, kind: str) -> None:
     config = config_named(kind)
+    narrow = random_weights(config, dtype=torch.float16, seed=3)
+    wide = random_weights(config, dtype=torch.float16, seed=3)
+    layers = [replace(layer, **{n: t if t is None else t.float() for n, t in vars(layer).items()}) for layer in wide.layers]
+    wide = Weights(wide.embedding.float(), layers, wide.norm.float(), wide.head.float(), norm_bias=wide.norm_bias)
+    rows, tree = [[3, 1, 4, 1, 5], [9, 2]], TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])] * 2)
+    logits = []
+    for weights in (narrow, wide):
+        model = NativeDecoder(library, config, weights)
+        assert model.dtype == torch.float32 and model.embed(tree.tokens).dtype == torch.float32
+        cache = model.new_cache(2)
+        model.prefill(rows, cache)
+        logits.append(model.score(tree, cache).logits)
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("kind", in_turn(0))
+def test_bfloat16_is_near_the_twin(library, kind: str) -> None:
+    config = settled(config_named(kind))
     weights = random_weights(config, dtype=torch.bfloat16, seed=4)
     exact = Decoder(config, random_weights(config, dtype=torch.float32, seed=4))
     rows = [[(7 * i + 3 * row) % VOCAB for i in range(70 + row)] for row in range(2)]
@@ -145,21 +199,25 @@ def rounded_weights(weights: Weights) -> Weights:
     """What the model of 8 bits stands for, in float32."""
 
     def rounded(matrix: torch.Tensor) -> torch.Tensor:
+        if matrix.dim() == 3:
+            return torch.stack([rounded(one) for one in matrix])
         packed = pack(matrix, 8)
         return packed.integers().float() * packed.scales[0].float()[:, None]
 
     def wide(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        matrices = ("qkv", "out", "gate_up", "down")
+        matrices = ("qkv", "out", "gate_up", "down", "query_up", "shared_gate_up", "shared_down")
         return None if tensor is None else rounded(tensor) if name in matrices else tensor.float()
 
     layers = [replace(layer, **{name: wide(name, value) for name, value in vars(layer).items()}) for layer in weights.layers]
-    return Weights(weights.embedding.float(), layers, weights.norm.float(), rounded(weights.head))
+    bias = None if weights.norm_bias is None else weights.norm_bias.float()
+    return Weights(weights.embedding.float(), layers, weights.norm.float(), rounded(weights.head), bias)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", in_turn(1))
 def test_eight_bits_are_the_rounded_model(library, kind: str) -> None:
-    """Natively and through PyTorch's own product of bfloat16 and int8: no further from it than bfloat16 is from float32."""
-    config = config_named(kind)
+    """Natively and through PyTorch's own product of bfloat16 and int8: no further from it than bfloat16 is from float32.
+    Experts are rounded natively alone."""
+    config = settled(config_named(kind))
     weights = random_weights(config, dtype=torch.bfloat16, seed=4)
     exact = Decoder(config, rounded_weights(weights))
     tree, logits = TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])]), list[torch.Tensor]()
@@ -314,7 +372,7 @@ def test_text_is_that_of_plain_decoding_in_every_type(library, dtype: str, tempe
     """What rounding forbids elsewhere: wide trees in bfloat16 give the text of plain decoding, token for token."""
     llm = LLM(dtype=dtype)
     assert isinstance(llm.target, NativeDecoder)
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    params = SamplingParams(max_tokens=32, temperature=temperature, seed=3)
     prompts = ["Once upon a time", "The old man looked at the sea and"]
     texts = [
         [output.token_ids for output in llm.generate(prompts, params, method=llm.compose(name))]
@@ -346,6 +404,29 @@ def test_trees_in_one_call_are_those_grown_level_by_level(library, temperature: 
     for row, size in enumerate(ours.sizes):
         for left, right in ((ours.tokens, reference.tokens), (ours.parents, reference.parents), (slots, twin_slots)):
             assert left[row, :size].tolist() == right[row, :size].tolist()
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_small_trees_ask_about_few_nodes_and_are_the_same(monkeypatch: pytest.MonkeyPatch, num_nodes: int) -> None:
+    config, asked, found = config_named("heads of 16"), list[int](), list[TokenTree]()
+    model = Decoder(config, random_weights(config, dtype=torch.float32, seed=6))
+    scored = model.score
+    monkeypatch.setattr(
+        model, "score", lambda tree, *a, **k: (asked.append(tree.num_nodes - k.get("start", 0)), scored(tree, *a, **k))[1]
+    )
+    rows = [state_of([3, 1, 4], SamplingParams(temperature=0.7, seed=seed)) for seed in (1, 2)]
+    for is_clipped in (True, False):
+        if not is_clipped:
+            monkeypatch.setattr("outrider.drafters.model.best_first.useful_width", lambda width, plan: width)
+        drafter = BestFirst(model, BestFirstOptions(width=6, num_children=6), vocab_size=VOCAB)
+        noise = Noise(torch.tensor([row.seed for row in rows]), torch.zeros(2, dtype=torch.int64))
+        context = Context([row.tokens for row in rows], Sampler(rows, VOCAB, torch.device("cpu")), noise, torch.device("cpu"))
+        state = drafter.start([row.tokens for row in rows], {})
+        found.append(drafter.propose(state, context, Plan((4, 3), (num_nodes, num_nodes))).tree)
+    assert found[0].sizes == found[1].sizes
+    assert torch.equal(found[0].tokens, found[1].tokens) and torch.equal(found[0].parents, found[1].parents)
+    half = len(asked) // 2
+    assert sum(asked[:half]) < sum(asked[half:])
 
 
 def state_of(prompt: list[int], params: SamplingParams) -> RequestState:
@@ -380,7 +461,7 @@ def test_choices_are_those_of_the_core(library, temperatures: tuple[float, ...])
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_float32_text_is_the_twins(library, temperature: float) -> None:
-    params = SamplingParams(max_tokens=80, temperature=temperature, seed=5)
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     prompts = ["Once upon a time", "Lily and Ben went to the park", "The old man looked at the sea and"]
     native, eager = (LLM(dtype="float32", method="plain", fast=fast) for fast in (True, False))
     assert isinstance(native.target, NativeDecoder) and isinstance(eager.target, Decoder)
@@ -391,8 +472,9 @@ def test_float32_text_is_the_twins(library, temperature: float) -> None:
 def test_who_can_run_natively() -> None:
     config, cpu = config_named("heads of 16"), torch.device("cpu")
     assert can_run(config, torch.bfloat16, cpu)
-    assert not can_run(config, torch.float16, cpu)
-    assert not can_run(replace(config, head_dim=24), torch.float32, cpu)
+    assert can_run(config, torch.float16, cpu) and not can_run(config, torch.float64, cpu)
+    assert can_run(replace(config, head_dim=24), torch.float32, cpu)
+    assert not can_run(replace(config, head_dim=24, qk_norm=True), torch.float32, cpu)
     assert isinstance(load_model(bundled_path("target"), fast=False), Decoder)
 
 

@@ -14,9 +14,9 @@ import torch
 from fresh import run_fresh
 
 from outrider.core.errors import OptionError
-from outrider.models import load, native
+from outrider.models import dtypes, native
 from outrider.models.native import build, instruction_sets
-from outrider.models.native.compiler import find_compiler
+from outrider.models.native.compiler import find_compiler, kept_path
 from outrider.models.native.instruction_sets import ARM, X86, isa_here, sets_here
 
 NATIVE = Path(instruction_sets.__file__).parent
@@ -25,10 +25,17 @@ EMULATED = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 EMULATED_X86 = ("x86_64-linux-gnu-g++", "qemu-x86_64")
 
 
-def _compile(compiler: str, flags: tuple[str, ...], program: Path) -> None:
-    """With the flags of the library: the compiler joins products and sums as it does there."""
-    command = [compiler, "-std=c++20", *build.FLAGS, *flags, f"-I{NATIVE}", str(CHECK), "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+def _compiled(compiler: str, flags: tuple[str, ...]) -> Path:
+    """The check, with the flags of the library: the compiler joins products and sums as it does there. It is kept beside the
+    library, until a source, the compiler or a flag changes."""
+    path = kept_path(compiler, "isa_check", (CHECK, *sorted(NATIVE.rglob("*.hpp"))), (*build.FLAGS, *flags))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mine = path.with_suffix(f".{os.getpid()}")  # another process may be doing the same
+        command = [compiler, "-std=c++20", *build.FLAGS, *flags, f"-I{NATIVE}", str(CHECK), "-o", str(mine)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        mine.replace(path)
+    return path
 
 
 def _compiler() -> str:
@@ -45,31 +52,28 @@ def own_sets() -> list[Any]:
 
 
 @pytest.mark.parametrize("isa", own_sets())
-def test_a_set_of_this_machine_keeps_its_promises(isa, tmp_path: Path) -> None:
+def test_a_set_of_this_machine_keeps_its_promises(isa) -> None:
     """Lanes, products of any number of rows (a row's bits are its own) and attention, against plain loops."""
-    _compile(_compiler(), isa.flags, tmp_path / "check")
-    result = subprocess.run([tmp_path / "check"], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run([_compiled(_compiler(), isa.flags)], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stdout
     assert result.stdout == f"{isa.name} holds\n"
 
 
 @pytest.mark.parametrize("isa", ARM[:-1], ids=lambda isa: isa.name)
-def test_an_emulated_aarch64_keeps_its_promises(isa, tmp_path: Path) -> None:
+def test_an_emulated_aarch64_keeps_its_promises(isa) -> None:
     """Every set of aarch64 that this machine does not have itself."""
     is_at_home = platform.machine() == "aarch64"
     compiler = _compiler() if is_at_home else EMULATED[0]
     if isa in sets_here() or not all(map(shutil.which, (compiler, EMULATED[1]))):
         pytest.skip("no aarch64 emulator, or none is needed")
-    _compile(compiler, ("-static", *isa.flags), tmp_path / "check")
-    command = [EMULATED[1], "-cpu", "max", tmp_path / "check"]
+    command = [EMULATED[1], "-cpu", "max", _compiled(compiler, ("-static", *isa.flags))]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout == f"{isa.name} holds\n"
 
 
 @pytest.mark.skipif(platform.machine() != "aarch64" or not all(map(shutil.which, EMULATED_X86)), reason="no x86 emulator")
-def test_an_emulated_avx2_keeps_its_promises(tmp_path: Path) -> None:
-    _compile(EMULATED_X86[0], X86[-2].flags, tmp_path / "check")
-    command = [EMULATED_X86[1], "-cpu", "max", "-L", "/usr/x86_64-linux-gnu", tmp_path / "check"]
+def test_an_emulated_avx2_keeps_its_promises() -> None:
+    command = [EMULATED_X86[1], "-cpu", "max", "-L", "/usr/x86_64-linux-gnu", _compiled(EMULATED_X86[0], X86[-2].flags)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout == "avx2 holds\n"
 
@@ -151,5 +155,5 @@ def test_auto_asks_the_instruction_set(isa, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(native, "can_build", lambda: True)
     monkeypatch.setattr(native, "isa_here", lambda: isa)
     cpu = torch.device("cpu")
-    assert load.auto_dtype("float32", cpu) == load.auto_dtype(None, cpu) == torch.float32
-    assert (load.auto_dtype("bfloat16", cpu) == torch.bfloat16) == (torch.bfloat16 in isa.auto_types)
+    assert dtypes.auto_dtype("float32", cpu) == dtypes.auto_dtype(None, cpu) == torch.float32
+    assert (dtypes.auto_dtype("bfloat16", cpu) == torch.bfloat16) == (torch.bfloat16 in isa.auto_types)

@@ -12,18 +12,10 @@ import torch
 from outrider.cache.prefixes import PageStore, prefix_tree
 from outrider.core.tree import TokenTree
 from outrider.models.config import ModelConfig, config_of
-from outrider.models.native import BUILD, NativeDecoder
+from outrider.models.native import NativeDecoder
 from outrider.models.random_decoder import tiny_weights
 
 VOCAB = 97
-
-
-@pytest.fixture(scope="module")
-def library():
-    found = BUILD.wait()
-    if found is None:
-        pytest.skip("no C++ compiler")
-    return found
 
 
 def a_config(**more: object) -> ModelConfig:

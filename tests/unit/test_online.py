@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Origin, Request, RequestState
 from outrider.drafters.heads.medusa import Medusa
-from outrider.engine.exchange import exchange
+from outrider.engine.replace_drafter import replace_drafter
 from outrider.engine.step import Batch, Engine
 from outrider.methods import compose
 from outrider.models.config import config_of
@@ -25,7 +24,6 @@ from outrider.models.heads import KINDS
 from outrider.train.data import Document
 from outrider.train.draft_lm import DraftLM
 from outrider.train.online import Judgement, OnlineSettings, online_draft, online_heads, online_sorted_draft
-from outrider.train.pace import Pace
 from outrider.train.taught_states import TaughtStates
 from outrider.train.uniform_sample import UniformSample
 
@@ -80,13 +78,28 @@ def test_more_is_accepted_after_updates_and_the_text_stays() -> None:
             online.observe(row.request.prompt_ids, row.output_ids, row.origins)
         model = online.maybe_update()
         if model is not None:
-            exchange(engine, None, method_with(model))
+            replace_drafter(engine, None, method_with(model))
             swaps += 1
     rows = serve(engine, requests(12, 0.0, 900))
     assert swaps >= 2 and accepted(rows) > first + 0.2
     assert all(step.swapped == (step.learned > step.served) for step in online.judgements)
     plain = serve(Engine(TARGET, compose("plain", TARGET)), requests(12, 0.0, 900))
     assert [row.tokens for row in rows] == [row.tokens for row in plain]
+
+
+def test_a_step_that_waits_between_operations_is_the_same_step() -> None:
+    documents = [Document(tuple(random.Random(seed).randrange(VOCAB) for _ in range(12))) for seed in range(6)]
+    whole = online_draft(new_draft(), TARGET, QUICK)
+    waiting = online_draft(new_draft(), TARGET, OnlineSettings(**{**vars(QUICK), "background": True}))
+    steps = list[None]()
+    waiting.pace.step = lambda: steps.append(None)  # type: ignore[method-assign]
+    for learner in (whole, waiting):
+        with torch.enable_grad(), learner.pace.working():
+            learner._learn(documents)
+    waiting.close()
+    pairs = list(zip(whole._learner.parameters(), waiting._learner.parameters(), new_draft().parameters(), strict=True))
+    assert all(torch.equal(one, other) for one, other, _ in pairs) and len(steps) > 100
+    assert not all(torch.equal(one, before) for one, _, before in pairs)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -99,7 +112,7 @@ def test_running_requests_go_on_with_another_draft(temperature: float) -> None:
     for noise in (0.2, 0.4):
         engine.step(batch)
         engine.step(batch)
-        exchange(engine, batch, method_with(tiny_model(noise)))
+        replace_drafter(engine, batch, method_with(tiny_model(noise)))
     rows = finish(engine, batch)
     assert [row.tokens for row in rows] == [row.tokens for row in plain]
     assert sum(row.stats.num_accepted for row in rows) > 0
@@ -109,7 +122,7 @@ def test_sampled_drafts_are_exchanged_too() -> None:
     engine = Engine(TARGET, method_with(tiny_model(0.2), "rejection"))
     batch = engine.start(requests(3, 1.0))
     engine.step(batch)
-    exchange(engine, batch, method_with(tiny_model(0.3), "rejection"))
+    replace_drafter(engine, batch, method_with(tiny_model(0.3), "rejection"))
     assert all(row.num_output == 20 for row in finish(engine, batch))
 
 
@@ -250,7 +263,7 @@ def test_what_cannot_work_is_refused() -> None:
     drafter = Medusa(random_head("medusa"))
     engine = Engine(TARGET, method_with(tiny_model(0.3)))
     with pytest.raises(CompositionError, match="states of the target that are gone"):
-        exchange(engine, engine.start(requests(1, 0.0)), Method(drafter, engine.method.rule, engine.method.policy))
+        replace_drafter(engine, engine.start(requests(1, 0.0)), Method(drafter, engine.method.rule, engine.method.policy))
     with pytest.raises(OptionError, match="busy_share = 0"):
         OnlineSettings(busy_share=0.0)
 
@@ -304,58 +317,3 @@ def test_texts_are_read_by_the_target_once() -> None:
     assert torch.equal(fresh.last, states.packed(documents[1:2]).last)
     forgetful = TaughtStates(TARGET, (1,), 0)
     assert torch.equal(forgetful.packed(documents).last, first.last) and forgetful.num_bytes == 0
-
-
-def test_learning_has_a_share_of_the_time_of_serving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece waits until serving has paid for the last one and for itself, however long nothing is served."""
-    now = [0.0]
-    monkeypatch.setattr("outrider.train.pace.time.perf_counter", lambda: now[0])
-    pace = Pace(0.25)
-
-    def pass_time(seconds: float, *, is_idle: bool) -> None:
-        now[0] += seconds
-        pace.tell(is_idle=is_idle)
-
-    pass_time(1, is_idle=False)
-    pass_time(3, is_idle=False)
-    assert not pace._may_work(), "the first piece is taken to need a second"
-    pass_time(1, is_idle=False)
-    with pace.working():
-        pass_time(6, is_idle=False)
-    assert pace.seconds == 6 and pace.saved == pytest.approx(0.25 * 10 - 6) and not pace._may_work()
-    pass_time(0, is_idle=True)
-    pass_time(5, is_idle=True)
-    assert not pace._may_work(), "the pause may be a moment between two waves"
-    pass_time(1, is_idle=True)
-    assert pace._may_work()
-    with pace.working():
-        pass_time(50, is_idle=True)
-    assert pace.saved == pytest.approx(-3.5)
-    pass_time(2, is_idle=False)
-    pass_time(213, is_idle=False)
-    assert not pace._may_work()
-    pass_time(2, is_idle=False)
-    assert pace._may_work() and pace.saved >= 50
-    pace.end()
-    assert pace._may_work()
-
-
-def test_learning_that_waits_goes_on_when_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("outrider.train.pace.time.perf_counter", lambda: now[0])
-    pace, order = Pace(0.001), list[str]()
-    pace.tell(is_idle=False)
-
-    def learn() -> None:
-        with pace.working():
-            order.append("learned")
-
-    thread = threading.Thread(target=learn)
-    thread.start()
-    pace.tell(is_idle=False)
-    pace.tell(is_idle=True)
-    assert not order
-    now[0] += 1
-    pace.tell(is_idle=True)
-    thread.join(30)
-    assert order == ["learned"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_pair import VOCAB, tiny_model
 
-from outrider.bench.simulate import Cluster, Scenario, Shape, Wire, hardware_named
+from outrider.bench.simulate import Cluster, ModelShape, Scenario, Wire, hardware_named
 from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
 from outrider.cli.main import main
 from outrider.core.interfaces import Cache
@@ -115,7 +115,7 @@ def test_the_ends_of_the_scale() -> None:
 
 def scenario(*, draft: float, link: Wire | None = None) -> Scenario:
     cluster = Cluster(hardware_named("h100"), 2, link)
-    return Scenario(Shape(70e9, 80, 3e5), Shape(draft, 32), cluster)
+    return Scenario(ModelShape(70e9, 80, 3e5), ModelShape(draft, 32), cluster)
 
 
 def test_working_at_once_gains_where_drafting_takes_long() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from outrider.api import LLM
+from outrider.bench.peers import worker
 from outrider.bench.peers.peer import VARIANTS, Peer, PeerSpec
 from outrider.bench.peers.race import PeerLine, peers_table, race_peers, verdict
 from outrider.bench.settings import Setting
@@ -43,15 +47,16 @@ def test_what_cannot_run_says_why() -> None:
 
 
 def test_a_request_that_fails_is_answered() -> None:
-    peer = Peer.open(spec("hugging-face"), "plain", SETTINGS)
-    assert isinstance(peer, Peer) and peer.version.startswith("transformers")
-    try:
-        answer = peer.generate([10, 20, 30], 5)
-        assert not isinstance(answer, str) and len(answer.tokens) == 5 and answer.num_timed == 4 and answer.seconds > 0
-        assert isinstance(peer.generate([10**9], 5), str), "an impossible token"
-        assert not isinstance(peer.generate([10, 20], 5), str), "and the worker lives on"
-    finally:
-        peer.close()
+    """In this process: the race below has a worker of its own."""
+    job = {"engine": "hugging-face", "variant": "plain", "model": bundled_path("target"), "draft": None, **SETTINGS}
+    prompts = ([10, 20, 30], [10**9], [10, 20])
+    asked, answers = [job, *({"prompt": prompt, "max_tokens": 5} for prompt in prompts)], list[dict[str, Any]]()
+    worker.work(io.StringIO("\n".join(map(json.dumps, asked))), answers.append)
+    ready, first, impossible, last = answers
+    assert ready["ready"].startswith("transformers")
+    assert len(first["tokens"]) == 5 and first["first"] == 1 and first["seconds"] > first["first_seconds"]
+    assert "error" in impossible, "an impossible token"
+    assert len(last["tokens"]) == 5, "and the worker lives on"
 
 
 @pytest.mark.parametrize("variants", [["plain"], pytest.param(VARIANTS["hugging-face"], marks=pytest.mark.exhaustive)])

@@ -8,7 +8,6 @@ from policy_rounds import think_for
 from policy_seats import Given
 
 from outrider.core.device_round import PIECE_LEN
-from outrider.core.device_sampling import Stages
 from outrider.core.params import SamplingParams
 from outrider.core.reading import Prompts
 from outrider.core.reason import ReasonCode
@@ -63,7 +62,7 @@ def test_the_reason_names_the_prompts() -> None:
 
 def _seat(num_left: int) -> Seat:
     state = RequestState.of(Request([1] * (num_left + 1), SamplingParams(max_tokens=4)))
-    return Seat(0, state, Stages.TEMPERATURE, 0, 0.0)
+    return Seat(0, state)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +70,12 @@ def _seat(num_left: int) -> Seat:
     [
         ([], Prompts()),
         ([10, 40], Prompts(50, NUM_PIECES[1] * PIECE_LEN, False)),
+        ([25] * 8, Prompts(4 * PIECE_LEN, 4 * PIECE_LEN, False)),  # half of sixteen places would be empty
+        ([25] * 9, Prompts(9 * 25, 16 * PIECE_LEN, False)),
         ([PIECE_LEN * NUM_PIECES[-1]], Prompts(PIECE_LEN * NUM_PIECES[-1], PIECE_LEN * NUM_PIECES[-1], False)),
         ([1000, 1000], Prompts(PIECE_LEN * NUM_PIECES[-1], PIECE_LEN * NUM_PIECES[-1], True)),
     ],
 )
 def test_a_round_says_what_it_will_read(lefts: list[int], expected: Prompts) -> None:
-    seats = [None, *map(_seat, lefts)]
+    seats = list(map(_seat, lefts))
     assert prompts_of(seats, num_pieces_left(seats)) == expected

@@ -154,13 +154,23 @@ def test_every_row_gets_the_length_that_pays_for_it() -> None:
     assert tally.share(200) >= 1.03, tally.share(200)
 
 
-def test_trees_are_priced_by_their_nodes() -> None:
-    """A tree of 64 nodes at 16 levels: every level costs four places in the pass."""
-    options = AdaptiveOptions(num_tree_nodes=64)
-    trees = Seats(gpu, gpu_draft, lambda request: 0.85, tree_nodes=lambda length: 4 * length)
-    for num_rows in (1, 16):
-        tally = played(informed(trees, options), trees, num_rows, 300)
-        assert tally.share() >= 0.97 and tally.share(100) >= 0.98, (num_rows, tally.share())
+TREES = {
+    "nodes are cheap": Seats(gpu, gpu_draft, lambda request: 0.7, spreads=(1, 2, 4), wider=0.6),
+    "nodes are dear": Seats(cpu, cpu_draft, lambda request: 0.6, padded=False, spreads=(1, 2, 4), wider=0.75),
+    "width gives little": Seats(gpu, gpu_draft, lambda request: 0.75, spreads=(1, 2, 4), wider=0.85),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(("num_rows", "num_rounds"), [(1, 400), (16, 200)])
+def test_chains_and_trees_compete(name: str, num_rows: int, num_rounds: int) -> None:
+    """Up to eight levels of four guesses: the policy finds depth and width, and small chains are among them."""
+    trees, options, first, later = TREES[name], AdaptiveOptions(num_draft_tokens=8, num_tree_nodes=32), [], []
+    for seed in (0, 1):
+        tally = played(informed(trees, options), trees, num_rows, num_rounds, seed=seed)
+        first.append(tally.share())
+        later.append(tally.share(100))
+    assert fmean(first) >= 0.97 and fmean(later) >= 0.975, (first, later)
 
 
 def test_wrong_prices_are_noticed_and_outgrown() -> None:

@@ -19,10 +19,13 @@ from test_decoder_families import FAMILIES, make_checkpoint
 from outrider.core.errors import ModelError
 from outrider.core.tree import TokenTree
 from outrider.models.config import config_of, why_not_lean
+from outrider.models.gguf.quants import STORAGE_TYPES, dequantise
 from outrider.models.info import describe_model
 from outrider.models.load import load_model
+from outrider.models.native import BUILD, NativeDecoder
 from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.mxfp4 import MXFP4
+from outrider.models.quantised.stored import in_whole_numbers, rows_of, type_of
 from outrider.models.weights import SafetensorsFolder
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "tie_word_embeddings": False}
@@ -118,6 +121,52 @@ def test_a_model_is_its_dequantised_twin(tmp_path: Path, kind: str) -> None:
     info = describe_model(str(tmp_path / "quantised"))
     assert info.runs_on == "lean decoder"
     assert info.num_parameters == SafetensorsFolder(tmp_path / "twin").num_parameters
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq"])
+def test_codes_of_experts_stay_on_a_cpu(tmp_path: Path, kind: str) -> None:
+    """All experts are chosen, so rounded inputs move no choice."""
+    if BUILD.wait() is None:
+        pytest.skip("no C++ compiler")
+    sizes = {**SHAPE, "num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "head_dim": 16}
+    make_checkpoint(tmp_path, "qwen3_moe", sizes)
+    quantise_folder(tmp_path, kind)
+    stored, wide = (load_model(str(tmp_path), dtype=dtype, device="cpu") for dtype in ("stored", "float32"))
+    assert isinstance(stored, NativeDecoder) and isinstance(wide, NativeDecoder)
+    assert stored.num_bytes < 0.4 * wide.num_bytes
+    tree = TokenTree.chain(torch.tensor([[3, 1, 4, 1, 5]]))
+    found, meant = (model.score(tree, model.new_cache(1)).logits for model in (stored, wide))
+    assert 0 < (found - meant).norm() / meant.norm() < 0.05
+
+
+@pytest.mark.parametrize(("middle", "kind"), [(120, "Q5_0"), (60, "Q8_F")])
+def test_mxfp4_is_whole_numbers_with_a_scale(middle: int, kind: str) -> None:
+    """Exactly, in five bits where the powers of two fit into 16, in eight otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (2, 6, 3, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(middle - 4, middle + 4, (2, 6, 3), generator=generator, dtype=torch.uint8)
+    matrix = MXFP4().matrix({"_blocks": blocks, "_scales": scales})
+    whole = in_whole_numbers(matrix)
+    assert type_of(whole) == kind and torch.equal(whole.dequantised(), matrix.dequantised())
+    if kind == "Q5_0":
+        storage = next(storage for storage in STORAGE_TYPES.values() if storage.name == kind)
+        rows = rows_of(whole, kind).numpy().reshape(-1)
+        assert torch.equal(dequantise(rows, storage).view(matrix.shape), matrix.dequantised())
+
+
+def test_experts_in_mxfp4_stay_on_a_cpu(tmp_path: Path) -> None:
+    if BUILD.wait() is None:
+        pytest.skip("no C++ compiler")
+    model_type, changes = FAMILIES["gpt-oss"]
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 4}
+    make_checkpoint(tmp_path, model_type, {**changes, **sizes})
+    in_mxfp4(tmp_path)
+    stored, wide = (load_model(str(tmp_path), dtype=dtype, device="cpu") for dtype in ("stored", "float32"))
+    assert isinstance(stored, NativeDecoder) and isinstance(wide, NativeDecoder)
+    assert stored.num_bytes < 0.5 * wide.num_bytes, "attention and head are not quantised"
+    tree = TokenTree.chain(torch.tensor([[3, 1, 4, 1, 5]]))
+    found, meant = (model.score(tree, model.new_cache(1)).logits for model in (stored, wide))
+    assert 0 < (found - meant).norm() / meant.norm() < 0.05
 
 
 def test_a_mixture_of_experts_in_mxfp4(tmp_path: Path) -> None:

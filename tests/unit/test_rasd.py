@@ -75,7 +75,7 @@ def test_it_accepts_more_than_its_parts() -> None:
     """Text that repeats itself, and a draft that is often wrong."""
     target, draft = tiny_model(), tiny_model(0.3)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
-    passes, plain = {}, tokens(serve(target, compose("plain", target), PROMPTS, params))
+    passes, plain = {}, tokens(serve(target, compose("plain", target), PROMPTS, params, batch=8))
     for name, options in {
         "suffix": {"tree": True, "num_draft_tokens": 12, "num_tree_nodes": 24},
         "best-first": {},

@@ -10,9 +10,9 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.cli.main import main
 from outrider.core.reason import Reason, ReasonCode
-from outrider.engine.limits import Limited
+from outrider.engine.limits import plain_plan, within
 from outrider.methods import POLICIES
-from outrider.policies.chooser import Outlook
+from outrider.policies.chooser import RoundForecast
 from outrider.policies.fixed import Fixed, FixedOptions
 
 
@@ -36,25 +36,22 @@ def test_every_round_has_a_reason(llm: LLM, policy: str) -> None:
 
 
 def test_limits_give_their_own_reason() -> None:
-    policy = Limited(Fixed(FixedOptions(num_draft_tokens=6)))
-    state = policy.start(1)
-    assert policy.plan(state, 1).reason == Reason(ReasonCode.GIVEN, {"length": 6})
-    state.limits = [2]
-    assert policy.plan(state, 1).reason == Reason(ReasonCode.REQUEST_LIMIT, {"limit": 2})
-    state.limits = [0]
-    assert policy.plan(state, 1).reason == Reason(ReasonCode.REQUEST_LIMIT, {"limit": 0})
-    state.limits, state.room = [None], 3
-    assert policy.plan(state, 1).reason == Reason(ReasonCode.MEMORY, {"room": 3})
-    state.room = 0
-    assert policy.plan(state, 1).reason == Reason(ReasonCode.MEMORY, {"room": 0})
+    policy = Fixed(FixedOptions(num_draft_tokens=6))
+    plan = policy.plan(policy.start(1), 1)
+    assert within(plan, [None], 1024).reason == Reason(ReasonCode.GIVEN, {"length": 6})
+    assert within(plan, [2], 1024).reason == Reason(ReasonCode.REQUEST_LIMIT, {"limit": 2})
+    assert within(plan, [None], 3).reason == Reason(ReasonCode.MEMORY, {"room": 3})
+    refused = [plain_plan([0], 1024), plain_plan([None], 0)]
+    codes = (ReasonCode.REQUEST_LIMIT, {"limit": 0}), (ReasonCode.MEMORY, {"room": 0})
+    assert [plan.reason for plan in refused if plan] == [Reason(*code) for code in codes]
 
 
 def test_an_outlook_says_what_decided() -> None:
-    outlook = Outlook([1.0, 1.6, 1.9], [1.0, 1.2, 1.6], [0.0, 0.1, 0.2], [1.0, 1.1, 1.4])
+    outlook = RoundForecast([1.0, 1.6, 1.9], [1.0, 1.2, 1.6], [0.0, 0.1, 0.2], [1.0, 1.1, 1.4])
     chosen = outlook.reason(1, 2.0)
     assert chosen.code is ReasonCode.FASTEST and chosen.numbers["gain"] == pytest.approx(1.6 / 1.2)
     assert "1.33x" in chosen.sentence and "1.60 tokens" in chosen.sentence
-    slow = Outlook([1.0, 1.1], [1.0, 1.2], [0.0, 0.1], [1.0, 1.1])
+    slow = RoundForecast([1.0, 1.1], [1.0, 1.2], [0.0, 0.1], [1.0, 1.1])
     assert slow.reason(0, 2.0).code is ReasonCode.PLAIN_IS_FASTER
     paused = outlook.reason(0, -0.5)
     assert paused.code is ReasonCode.BUDGET and paused.numbers["length"] == 1 and "-0.5 plain rounds" in paused.sentence

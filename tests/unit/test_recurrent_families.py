@@ -15,7 +15,7 @@ from outrider import LLM, SamplingParams
 from outrider.core.errors import CompositionError, ModelError, OptionError
 from outrider.core.tree import TokenTree
 from outrider.models.config import config_of
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.info import describe_model
 from outrider.models.load import load_model
 from outrider.models.recurrent.random_model import tiny_raw, write_random

@@ -14,6 +14,8 @@ from weakref import ref
 import pytest
 import torch
 
+from outrider import LLM, api
+from outrider.core.device_round import Frame
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.prices import Prices
@@ -22,7 +24,7 @@ from outrider.engine.round_kind import RoundKind
 from outrider.methods import compose
 from outrider.models.tiny import TableModel
 from outrider.rehearsal import rehearsal
-from outrider.rehearsal.rehearsal import Rehearsal, expect_prices
+from outrider.rehearsal.rehearsal import KnownPrices, Rehearsal, expect_prices
 
 
 @dataclass
@@ -77,6 +79,28 @@ def test_passes_are_priced_by_their_nodes_and_drafts_by_their_guesses(clock: Clo
     assert one is not None and four is not None and four - one == pytest.approx(3 * 2e-5), "a pass of the draft for each guess"
     for rows in (8, 32, 128):
         assert (prices.drafting(rows, 4) or 0) - (prices.drafting(rows, 1) or 0) == pytest.approx(rows * 3 * 2e-5)
+
+
+def test_nodes_of_a_timed_pass_have_different_tokens(clock: Clock, tmp_path: Path) -> None:
+    """Nodes with the same token would choose the same experts, and a mixture of experts would look cheap."""
+    passes, drafted = list[tuple[int, int]](), set[int]()
+    target = TableModel(torch.full((4096,), 1 / 4096), max_len=2048)
+    draft = TableModel(torch.full((4096,), 1 / 4096), max_len=2048)
+    score, drafting = target.score, draft.score
+
+    def watched(tree: Any, *args: Any, **named: Any) -> Any:
+        passes.append((tree.tokens.numel(), len(tree.tokens.unique())))
+        return score(tree, *args, **named)
+
+    def drafted_with(tree: Any, *args: Any, **named: Any) -> Any:
+        drafted.add(len(tree.tokens[:, 0].unique()))
+        return drafting(tree, *args, **named)
+
+    target.score, draft.score = watched, drafted_with  # type: ignore[method-assign]
+    measured(target, NullDrafter(), tmp_path, clock)
+    assert {count for count, _ in passes} >= {1, 8, 64, 256} and all(count - kinds <= 1 for count, kinds in passes)
+    measured(target, compose("draft-model", target, draft=draft).drafter, tmp_path, clock)
+    assert {1, 8, 32} <= drafted, "the texts of rows differ"
 
 
 def test_a_rehearsal_ends_in_time(clock: Clock, tmp_path: Path) -> None:
@@ -155,22 +179,73 @@ def test_prices_of_a_busy_machine_are_measured_again_on_a_quiet_one(clock: Clock
     """And those of a quiet machine stay, however busy it is now."""
     pace = 4.0
     target = scripted(clock, lambda nodes: pace * (1e-3 + 1e-4 * nodes))
-    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, folder=tmp_path, clock=clock)
-    busy = source.read(chain)
+    busy = source(target, tmp_path, clock).read(chain)
     pace = 1.0
-    quiet = source.read(chain)
+    quiet = source(target, tmp_path, clock).read(chain)
     pace = 4.0
-    later = source.read(chain)
+    later = source(target, tmp_path, clock)
     assert busy is not None and quiet is not None
     assert busy.passing(1, 7) == pytest.approx(4 * quiet.passing(1, 7))
-    assert later == quiet == Prices.of_json(json.loads(source.path.read_text()))
+    assert later.read(chain) == quiet == Prices.of_json(json.loads(later.path.read_text()))
+
+
+def test_prices_of_drafts_are_tried_too(clock: Clock, tmp_path: Path) -> None:
+    """The target's passes tell nothing of a draft that was timed beside other work."""
+    pace = 4.0
+    target, draft = scripted(clock, lambda nodes: 1e-3), scripted(clock, lambda nodes: pace * 2e-4)
+    drafter = compose("draft-model", target, draft=draft).drafter
+    busy = measured(target, drafter, tmp_path, clock)
+    pace = 1.0
+    quiet = measured(target, drafter, tmp_path, clock)
+    pace = 4.0
+    assert busy is not None and quiet is not None and measured(target, drafter, tmp_path, clock) == quiet
+    assert (busy.drafting(1, 4) or 0) == pytest.approx(4 * (quiet.drafting(1, 4) or 0)) != 0
+
+
+def test_prices_are_tried_once_in_a_process(clock: Clock, tmp_path: Path) -> None:
+    """Whoever asks for a method that was asked for before makes nobody wait. What rounds contradict is measured anew."""
+    target, known = scripted(clock, lambda nodes: 1e-3), KnownPrices()
+    first, again = (Rehearsal(target, NullDrafter(), {}, folder=tmp_path, clock=clock, known=known) for _ in range(2))
+    found, now = first.read(chain), clock()
+    assert again.read(chain) == found is not None and clock() == now
+    again.doubt()
+    assert first.read(chain) is not None and clock() > now
+
+
+def test_nothing_is_timed_while_requests_are_served(clock: Clock, tmp_path: Path) -> None:
+    """A method that was never timed has the prices of passes, which it shares with those that were."""
+    target, known = scripted(clock, lambda nodes: 1e-3), KnownPrices()
+    method = lambda name: Rehearsal(target, NullDrafter(), {"method": name}, folder=tmp_path, clock=clock, known=known)  # noqa: E731
+    known.is_serving = True
+    assert method("a").read(chain) is None and clock() == 0
+    known.is_serving = False
+    found = method("a").read(chain)
+    known.is_serving, now = True, clock()
+    assert found is not None and method("b").read(chain) == Prices(found.passes) and clock() == now
+    assert not method("b").path.exists()
+
+
+def test_a_text_to_copy_from_has_no_prices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = list[Any]()
+    monkeypatch.setattr(api, "expect_prices", lambda method, target, label, *more: labels.append(label))
+    llm = LLM()
+    for text in ("a cat", "a dog"):
+        llm.compose("reference", references=[text])
+    assert labels[-1] == labels[-2] and labels[-1] != labels[0]
+
+
+def test_a_draft_of_another_type_has_prices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = list[Any]()
+    monkeypatch.setattr(api, "expect_prices", lambda method, target, label, *more: labels.append(label))
+    for dtype in (None, "int8"):
+        api.LLM(method="draft-model", draft_dtype=dtype)
+    assert labels[0] != labels[1]
 
 
 def test_a_slow_model_does_not_try_its_prices(clock: Clock, tmp_path: Path) -> None:
     target = scripted(clock, lambda nodes: 0.03 + 0.005 * nodes)
-    source = Rehearsal(target, NullDrafter(), {"method": "plain"}, folder=tmp_path, clock=clock)
-    known, began = source.read(chain), clock()
-    assert known is not None and source.read(chain) == known and clock() == began
+    known, began = source(target, tmp_path, clock).read(chain), clock()
+    assert known is not None and source(target, tmp_path, clock).read(chain) == known and clock() == began
 
 
 class FakeGraphs:
@@ -181,7 +256,13 @@ class FakeGraphs:
     def __init__(self, clock: Clock, price: Callable[[int, int], float]) -> None:
         self._clock, self._price = clock, price
         self.captured: list[tuple[int, int]] = []
+        self.num_texts: dict[int, int] = {}
+        """By slots, the different texts in them while a round ran."""
         self.seats, self.is_held = self, False
+        self.target, self._frames = SimpleNamespace(vocab_size=4096), dict[int, Frame]()
+
+    def frame(self, batch_size: int) -> Frame:
+        return self._frames.setdefault(batch_size, Frame.empty(batch_size, 32, torch.device("cpu")))
 
     def is_held_by_another(self, lane: object) -> bool:
         del lane
@@ -195,6 +276,7 @@ class FakeGraphs:
         return SimpleNamespace(launch=lambda: self._pass(*size))
 
     def _pass(self, batch_size: int, num_guesses: int) -> None:
+        self.num_texts[batch_size] = len(self.frame(batch_size).tokens.unique(dim=0))
         self._clock.now += self._price(batch_size, num_guesses)
 
 
@@ -238,6 +320,14 @@ def test_captured_rounds_are_priced_as_a_whole(device: Clock, tmp_path: Path) ->
             assert prices.drafting(slots, guesses) == 0.0
 
 
+def test_slots_hold_different_texts_while_they_are_timed(device: Clock, tmp_path: Path) -> None:
+    """Slots with the same text would choose the same experts, and a mixture of experts would look cheap."""
+    graphs = FakeGraphs(device, captured_price)
+    of_graphs(device, tmp_path, graphs).read(chain)
+    assert graphs.num_texts == {1: 1, 8: 8, 64: 64}
+    assert not any(graphs.frame(slots).tokens.any() for slots in (1, 8, 64)), "they wake no experts in other rounds"
+
+
 def test_capturing_ends_in_time_and_every_number_of_slots_is_timed_first(device: Clock, tmp_path: Path) -> None:
     graphs = FakeGraphs(device, lambda slots, guesses: 0.3)
     prices = of_graphs(device, tmp_path, graphs).read(chain)
@@ -266,7 +356,7 @@ def test_a_price_source_does_not_keep_its_method() -> None:
     """Captured rounds hold their policy, and must go when their method does."""
     target = TableModel(torch.full((12,), 1 / 12), max_len=1024)
     method = compose("prompt-lookup", target, policy="adaptive")
-    expect_prices(method, target, {}, lambda _: None)
+    expect_prices(method, target, {}, lambda _: None, KnownPrices())
     alive, policy = ref(method), method.policy
     del method
     gc.collect()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import statistics
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from outrider.bench.capacity import Capacity
-from outrider.bench.replay import WORKLOADS, Arrival, Replica, Speeds, fewest, make_trace, replay
+from outrider.bench.replay import WORKLOADS, Arrival, SimulatedReplica, Speeds, fewest, make_trace, read_trace, replay
 
 
 def test_a_trace_has_the_rate_the_burstiness_and_the_medians() -> None:
@@ -20,6 +21,15 @@ def test_a_trace_has_the_rate_the_burstiness_and_the_medians() -> None:
         assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(cv, rel=0.1)
         assert statistics.median(one.output_tokens for one in trace) == pytest.approx(129, rel=0.05)
         assert statistics.median(one.prompt_tokens for one in trace) == pytest.approx(1020, rel=0.05)
+
+
+def test_a_public_trace_keeps_its_shape_at_another_rate(tmp_path: Path) -> None:
+    rows = ["2023-11-16 18:15:50.9951690,396,109", "2023-11-16 18:15:46.9951690,374,44", "2023-11-16 18:15:54.9951699,20,7"]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    trace = read_trace(path, rate=3.0)
+    assert [one.at for one in trace] == pytest.approx([0.0, 0.5, 1.0])
+    assert [(one.prompt_tokens, one.output_tokens) for one in trace] == [(374, 44), (396, 109), (20, 7)]
 
 
 def exponential(rate: float, count: int, mean: float) -> list[Arrival]:
@@ -34,7 +44,7 @@ def test_rows_that_share_a_replica_are_an_m_m_1_queue_with_processor_sharing() -
     """Mean time in the system is 1 / (mu - lambda), whatever the number of rows."""
     told = replay(exponential(7.0, 20_000, 1.0), Speeds(lambda _: 10.0, 1e12, 10_000), 1)
     assert told.utilisation == pytest.approx(0.7, abs=0.02)
-    replica = Replica(Speeds(lambda _: 10.0, 1e12, 10_000))
+    replica = SimulatedReplica(Speeds(lambda _: 10.0, 1e12, 10_000))
     for arrival in exponential(7.0, 20_000, 1.0):
         replica.advance(arrival.at)
         replica.add(arrival)
@@ -45,7 +55,7 @@ def test_rows_that_share_a_replica_are_an_m_m_1_queue_with_processor_sharing() -
 
 def test_one_row_is_an_m_m_1_queue() -> None:
     """Mean wait is rho / (mu - lambda)."""
-    replica = Replica(Speeds(lambda _: 10.0, 1e12, 1))
+    replica = SimulatedReplica(Speeds(lambda _: 10.0, 1e12, 1))
     for arrival in exponential(6.0, 20_000, 1.0):
         replica.advance(arrival.at)
         replica.add(arrival)

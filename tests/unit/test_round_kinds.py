@@ -8,13 +8,13 @@ import pytest
 
 from outrider.core.device_sampling import Stages
 from outrider.engine.device_seats import NUM_PIECES
-from outrider.engine.round_kind import RoundKind, best_of, num_kinds, other_kinds, usual_kinds
+from outrider.engine.round_kind import RoundKind, best_of, other_kinds, told_kinds, usual_kinds
 
 
 @pytest.mark.parametrize("guesses", [[0], [4], list(range(9))])
 def test_after_a_warm_up_every_round_is_served(guesses: list[int]) -> None:
     prepared = [*usual_kinds(8, guesses, NUM_PIECES), *other_kinds(8, guesses, NUM_PIECES)]
-    assert len(set(prepared)) == len(prepared) == num_kinds(guesses, NUM_PIECES)
+    assert len(set(prepared)) == len(prepared)
     least = [kind for kind in prepared if kind in usual_kinds(8, guesses, NUM_PIECES) or kind.num_guesses == guesses[0]]
     for length, pieces, stages, logprobs, constrained in product(guesses, NUM_PIECES, Stages, (False, True), (False, True)):
         wanted = RoundKind(8, length, pieces, stages, logprobs, constrained)
@@ -24,6 +24,17 @@ def test_after_a_warm_up_every_round_is_served(guesses: list[int]) -> None:
             assert found.num_pieces or not pieces, "prompts would never be read"
         usual = stages == Stages.TEMPERATURE and not logprobs and not constrained
         assert not usual or best_of(prepared, wanted) == wanted
+
+
+def test_rounds_of_a_rule_on_the_host_serve_every_sampler() -> None:
+    guesses = [0, 1, 2, 4]
+    prepared = [*told_kinds(8, guesses, NUM_PIECES), *usual_kinds(8, guesses, NUM_PIECES)]
+    assert len(set(prepared)) == len(prepared)
+    for length, pieces, logprobs in product(guesses, NUM_PIECES, (False, True)):
+        wanted = RoundKind(8, length, pieces, logprobs=logprobs, told=True)
+        found = best_of(prepared, wanted)
+        assert found is not None and found.told and (found == wanted or logprobs)
+        assert found.num_pieces or not pieces
 
 
 def test_a_round_serves_those_who_ask_for_less() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from test_decoder_families import make_checkpoint
 from test_stored_gguf import RoundedInputs
@@ -15,14 +17,16 @@ from torch import Tensor
 from outrider import LLM, SamplingParams
 from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
-from outrider.models import decoder
+from outrider.models import decoder, experts
+from outrider.models.dtypes import FEW_BITS
 from outrider.models.linear import Linear
-from outrider.models.load import FEW_BITS, load_model
+from outrider.models.load import load_model
 from outrider.models.native import BUILD, NativeDecoder
-from outrider.models.quantised.rounded import round_to_codes
+from outrider.models.quantised.weight_rounding import round_to_codes
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96}
 VOCAB = 96
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1], "head_dim": 16}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,19 +66,39 @@ class Reference:
         return RoundedInputs(round_to_codes(weight, 8 if len(weight) == VOCAB else self.bits).dequantised(), bias)
 
 
-def folder_of(folder: Path, *, tied: bool = False) -> str:
+@dataclass(frozen=True)
+class ReferenceOfExperts:
+    """The products of experts in the same way; the router's stays as it is."""
+
+    bits: int
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias) if len(weight) == EXPERTS["num_experts"] else Reference(self.bits)(weight, bias)(x)
+
+
+def folder_of(folder: Path, family: str = "llama", **changes: Any) -> str:
     """A small model whose numbers all fit into 16 bits."""
-    make_checkpoint(folder, "llama", {**SHAPE, "tie_word_embeddings": tied})
+    make_checkpoint(folder, family, {**SHAPE, **changes})
     tensors = load_file(folder / "model.safetensors")
     save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     return str(folder)
 
 
-@pytest.mark.parametrize(("dtype", "tied"), [("int4", True), ("int4", False), ("w8a8", False)])
-def test_a_model_is_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, tied: bool) -> None:
-    path = folder_of(tmp_path, tied=tied)
+MODELS = {
+    "llama": {},
+    "tied": {"tie_word_embeddings": True},
+    "experts": {"family": "qwen3_moe", **EXPERTS},
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("int4", "tied"), ("int4", "llama"), ("w8a8", "llama"), ("int4", "experts"), ("w8a8", "experts")]
+)
+def test_a_model_is_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, kind: str) -> None:
+    path = folder_of(tmp_path, **MODELS[kind])
     rounded, exact = load_model(path, dtype=dtype, device="cpu"), load_model(path, dtype="float32", device="cpu", fast=False)
     monkeypatch.setattr(decoder, "linear_of", Reference(FEW_BITS[dtype]))
+    monkeypatch.setattr(experts, "F", ReferenceOfExperts(FEW_BITS[dtype]))
     reference = load_model(path, dtype="float32", device="cpu", fast=False)
     assert isinstance(rounded, NativeDecoder)
     tree = TokenTree.of_rows([([row, row + 30, row + 60], [-1, 0, 0]) for row in range(20)])

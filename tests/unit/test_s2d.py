@@ -34,7 +34,7 @@ from outrider.engine.step import Engine
 from outrider.methods import compose
 from outrider.models.config import config_of
 from outrider.train.draft_lm import DraftLM
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.loop import Settings, train
 from outrider.train.sorted import SortedObjective, SortedSettings
 
@@ -189,7 +189,7 @@ def fresh(num_layers: int, **changes: int) -> DraftLM:
 
 def test_the_loss_is_the_mean_of_the_exits_own() -> None:
     model, documents = fresh(4), CORPUS.held_out[:3]
-    batch = Rows(compute(TARGET, documents, ()), documents, row_len=48, last=2).packed(())
+    batch = DocumentRows(compute(TARGET, documents, ()), documents, row_len=48, last=2).packed(())
     both, last = (SortedObjective(model, TARGET, SortedSettings(exits=exits)) for exits in ("1,4", "4"))
     with torch.no_grad():
         first = next(iter(model.climb(batch)))
@@ -216,7 +216,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
 def rate(model: DraftLM, layer: int) -> float:
     """How often an exit's likeliest token is the target's, on held-out text."""
     documents = CORPUS.held_out[:6]
-    batch = Rows(compute(TARGET, documents, ()), documents, row_len=48, last=2).packed(())
+    batch = DocumentRows(compute(TARGET, documents, ()), documents, row_len=48, last=2).packed(())
     with torch.no_grad():
         states = list(model.climb(batch))[layer - 1]
         hits = model.logits(model.model.norm(states)).argmax(-1) == TARGET.logits(batch.last).argmax(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -42,22 +43,18 @@ class Meeting:
 class ThreadJoint(Joint):
     """A rank that is a thread."""
 
-    def __init__(self, meeting: Meeting, rank: int, first_token: int) -> None:
-        self._meeting, self._rank, self.first_token = meeting, rank, first_token
+    def __init__(self, meeting: Meeting, rank: int, spans: Sequence[tuple[int, int]]) -> None:
+        self._meeting, self.rank, self.spans = meeting, rank, spans
 
-    def sum(self, values: Tensor) -> Tensor:
-        self._meeting.terms[self._rank] = values
+    def gather(self, values: Tensor) -> list[Tensor]:
+        self._meeting.terms[self.rank] = values
         self._meeting.barrier.wait()
-        total = torch.stack(self._meeting.terms).sum(0)
-        self._meeting.barrier.wait()
-        return total
-
-    def of(self, rank: int, values: Tensor) -> Tensor:
-        self._meeting.terms[self._rank] = values
-        self._meeting.barrier.wait()
-        found = self._meeting.terms[rank]
+        found = list(self._meeting.terms)
         self._meeting.barrier.wait()
         return found
+
+    def of(self, rank: int, values: Tensor) -> Tensor:
+        return self.gather(values)[rank]
 
 
 def shares_of(family: str, size: int = 2) -> tuple[Decoder, list[Decoder]]:
@@ -71,7 +68,8 @@ def shares_of(family: str, size: int = 2) -> tuple[Decoder, list[Decoder]]:
         head = embedding if weights.head is weights.embedding else share.rows(weights.head)
         layers = [share.layer(config, layer) for layer in weights.layers]
         mine: Weights = replace(weights, embedding=embedding, layers=layers, head=head)
-        joint = ThreadJoint(meeting, rank, share.span(config.vocab_size)[0])
+        spans = [Share(other, size).span(config.vocab_size) for other in range(size)]
+        joint = ThreadJoint(meeting, rank, spans)
         found.append(Decoder(share.config(config), mine, joint=joint))
     return Decoder(config, weights), found
 

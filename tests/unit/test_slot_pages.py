@@ -8,17 +8,18 @@ import pytest
 import torch
 from triton_interpreter import DEVICE
 
-import outrider.engine.graphs as graphs_module
-import outrider.models.gpu.slot_pages as pages_module
+import outrider.device.slot_pages as pages_module
+import outrider.engine.captured_rounds as graphs_module
 from outrider.cache.page_pool import PagePool
-from outrider.core.device_round import CapturedShape, Pieces
+from outrider.core.device_round import CapturedShape, PromptPieces
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
-from outrider.engine.graphs import RoundGraphs
+from outrider.device.drafters.heads.eagle import Memory
+from outrider.device.slot_pages import SlotPages
+from outrider.engine.captured_rounds import RoundGraphs
+from outrider.engine.device_seats import Seat
 from outrider.methods import compose
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.eagle import Memory
-from outrider.models.gpu.slot_pages import SlotPages
 from outrider.models.gpu.uploads import sent
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
@@ -51,7 +52,7 @@ def test_an_eagle_head_keeps_the_targets_states_beside_its_pages() -> None:
     memory.pages.grow({1: 100}, batch_size=2)
     places = memory.pages.places([1], [100], batch_size=2)
     memory.states[torch.tensor(places)] = torch.arange(100.0)[:, None].expand(-1, 12)
-    pieces = Pieces(*torch.tensor([[1, -1], [64, 0]], device=DEVICE))
+    pieces = PromptPieces(*torch.tensor([[1, -1], [64, 0]], device=DEVICE))
     rows = memory.pages.piece_rows(pieces, 2)
     found = memory.states[memory.at(rows, pieces.columns())]
     assert found[0, :, 0].tolist() == list(range(64, 96)) and not found[1].any()
@@ -71,8 +72,8 @@ def test_many_requests_take_slots_with_the_copies_of_one(monkeypatch: pytest.Mon
     for size in (1, 3, 7):
         states = [RequestState.of(Request([5 + n, *range(70 + 9 * n)], SamplingParams(max_tokens=4))) for n in range(size)]
         copies.clear()
-        graphs.open(8, range(size), states, [None] * size)
-        graphs.start(8, range(size), states)
+        graphs.seat(8, {slot: Seat(slot, state) for slot, state in enumerate(states)})
+        graphs.start(8, dict(enumerate(states)))
         graphs.stop(8, range(size))
         counts.append(len(copies))
         frame = graphs.frame(8)

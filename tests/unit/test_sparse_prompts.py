@@ -14,11 +14,9 @@ from tiny_transformers import shared
 
 from outrider import LLM, OptionError, RequestError, SamplingParams
 from outrider.cli.main import main
-from outrider.core.method import Method
 from outrider.core.request import Request, RequestState
 from outrider.core.tree import TokenTree
-from outrider.engine.arrival import Arrival
-from outrider.engine.step import Engine
+from outrider.engine.prefill import Prefill
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
 from outrider.models.importance import ImportantTokens, PromptShare, attention_received
@@ -104,25 +102,18 @@ def test_rows_are_thinned_alone_and_caches_keep_count() -> None:
 def test_a_prompt_is_read_in_one_piece_and_the_text_behind_it_in_full() -> None:
     """A request that comes back with text has the keys that it had when it left."""
     sparse = sparse_target()
-    engine = Engine(sparse, _plain())
     state = RequestState.of(Request(PROMPT[:40], SamplingParams()))
     state.tokens += PROMPT[40:]
-    arrival = Arrival(engine, [state], [0])
-    while (batch := arrival.advance(4)) is None:
+    prefill = Prefill(sparse, (), [(0, state)])
+    while (read := prefill.advance(4)) is None:
         pass
     memory = sparse.new_cache(1)
     sparse.prefill([PROMPT[:39]], memory)
     sparse.score(TokenTree.chain(torch.tensor([PROMPT[39:49]])), memory)
     memory.commit([range(10)])
     root = TokenTree.chain(torch.tensor([PROMPT[-1:]]))
-    assert batch.cache.lengths == memory.lengths == [49]
-    assert torch.allclose(sparse.score(root, batch.cache).logits, sparse.score(root, memory).logits, atol=1e-4)
-
-
-def _plain() -> Method:
-    from outrider import compose
-
-    return compose("plain", lean())
+    assert read.cache.lengths == memory.lengths == [49]
+    assert torch.allclose(sparse.score(root, read.cache).logits, sparse.score(root, memory).logits, atol=1e-4)
 
 
 @cache

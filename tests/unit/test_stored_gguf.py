@@ -11,7 +11,7 @@ from typing import Any, final
 
 import pytest
 import torch
-from quantised_blocks import WIDTHS, quantised
+from quantised_blocks import WIDTHS, assert_rounded_alike, quantised
 from test_gguf import CODES, _byte_level, write_gguf
 from torch import Tensor
 
@@ -23,11 +23,19 @@ from outrider.core.tree import TokenTree
 from outrider.models import decoder, load
 from outrider.models.config import config_of
 from outrider.models.gguf import GGUFFile, read_gguf
-from outrider.models.gguf.stored import STORED, is_quantised, multiply, rounded, row_table, stored_matrices
+from outrider.models.gguf.stored import (
+    STORED,
+    is_fast_as_stored,
+    multiply,
+    multiply_in_halves,
+    rounded,
+    row_table,
+    stored_matrices,
+)
 from outrider.models.info import describe_model
 from outrider.models.linear import Linear
 from outrider.models.load import load_model
-from outrider.models.native import BUILD, NativeDecoder
+from outrider.models.native import NativeDecoder, auto_types, floats_kept, isa_here
 from outrider.models.random_decoder import tiny_weights
 
 VOCAB, HEAD_DIM, LAYERS = 267, 16, 2
@@ -100,14 +108,6 @@ Q4_K_M = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"
 """What llama.cpp's Q4_K_M mixes, in half of the layers."""
 
 
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = BUILD.wait()
-    if found is None:
-        pytest.skip("no C++ compiler")
-    return found
-
-
 def head_alone(library: ctypes.CDLL, file: GGUFFile, sizes: Tensor) -> NativeDecoder:
     """A model whose logits of a state of 1 and -1 are the product of the head with ``sizes`` of those signs, exactly: the root
     mean square is 1, and ``sizes`` are the weights of the norm."""
@@ -164,6 +164,7 @@ def scores_of(model: Target, tree: TokenTree) -> Tensor:
 
 
 KINDS = [{"": kind} for kind in STORED] + [Q4_K_M]
+SHARED = [*KINDS, {"": "F16"}]
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "llama"])
@@ -179,14 +180,10 @@ def test_a_model_is_the_reference(library, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(decoder, "linear_of", lambda weight, bias=None, **_: RoundedInputs(weight, bias))
     reference = load_model(path, dtype="float32", device="cpu", fast=False)
     assert isinstance(stored, NativeDecoder)
-    tree = TokenTree.of_rows([([row, row + 30, row + 60], [-1, 0, 0]) for row in range(20)])
-    found, wanted, unrounded = (model.score(tree, model.new_cache(20)).logits for model in (stored, reference, exact))
-    apart = (found - wanted).flatten(1).norm(dim=1) / (unrounded - wanted).flatten(1).norm(dim=1)
-    assert apart.median() < 0.01
-    assert 1e-4 < (unrounded - wanted).norm() / wanted.norm() < 0.05
+    assert_rounded_alike(stored, reference, exact, most=0.05)
 
 
-@pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: " ".join(kinds.values()))
+@pytest.mark.parametrize("kinds", SHARED, ids=lambda kinds: " ".join(kinds.values()))
 def test_scores_do_not_depend_on_what_shares_the_pass(library, tmp_path: Path, kinds) -> None:
     """Bit for bit: 1, 4, 16 nodes and more, a chain or a tree, one row or three."""
     model = load_model(str(model_file(tmp_path, kinds)), dtype="stored", device="cpu")
@@ -251,17 +248,53 @@ def test_other_types_are_dequantised_and_named(library, tmp_path: Path) -> None:
     assert 0 < (found - wide).norm() / wide.norm() < 0.05
 
 
-@pytest.mark.parametrize("kind", SHORT)
 @pytest.mark.parametrize("arch", ["qwen2", "llama"])
-def test_floats_of_16_bits_stay_and_have_the_scores_of_float32(library, tmp_path: Path, kind: str, arch: str) -> None:
-    """Inputs are not rounded for them: widening is exact, whatever shares the pass. Qwen2's head is the embedding."""
-    path = model_file(tmp_path, {"": kind}, arch)
+def test_bfloat16_stays_and_has_the_scores_of_float32(library, tmp_path: Path, arch: str) -> None:
+    """Inputs are not rounded for it: widening is exact, whatever shares the pass. Qwen2's head is the embedding."""
+    path = model_file(tmp_path, {"": "BF16"}, arch)
     model, wide = (load_model(str(path), dtype=dtype, device="cpu") for dtype in ("stored", "float32"))
     assert isinstance(model, NativeDecoder) and isinstance(wide, NativeDecoder) and 2 * model.num_bytes == wide.num_bytes
     tree = TokenTree.of_rows([(list(range(7)), [-1, 0, 0, 1, 2, 3, 3])])
     found = scores_of(model, tree)
     assert torch.equal(found, scores_of(wide, tree))
     assert torch.equal(scores_of(model, TokenTree.of_rows([([0], [-1])]))[:, 0], found[:, 0])
+
+
+@pytest.mark.parametrize("inputs", [32, 80, 320])
+@pytest.mark.parametrize("largest", [511.0, 512.0])
+def test_products_of_halves_are_the_reference(library, tmp_path: Path, inputs: int, largest: float) -> None:
+    """Bit for bit, for any number of rows, where the processor adds in 16 bits; a weight of 512 might overflow, so floats are
+    added then."""
+    torch.manual_seed(2)
+    weights = torch.randn(73, inputs).half()
+    weights[5, 7] = largest
+    matrix = CODES["F16"], (73, inputs), weights.view(torch.uint8).numpy().tobytes()
+    file = read_gguf(write_gguf(tmp_path / "one.gguf", {}, {"output.weight": matrix}))
+    sizes = torch.randn(inputs) * torch.logspace(-3, 3, inputs)
+    model, signs = head_alone(library, file, sizes), torch.randint(0, 2, (67, inputs)).float() * 2 - 1
+    found, exact = model.logits(signs), (signs * sizes).double() @ weights.double().T
+    error = (found - exact).norm() / exact.norm()
+    if isa_here().adds_halves and largest < 512:
+        assert torch.equal(found, multiply_in_halves(signs * sizes, weights)) and 1e-5 < error < 1e-3
+    else:
+        assert error < 1e-6
+    for count in (1, 2, 3, 4, 5, 16, 64):
+        assert torch.equal(model.logits(signs[:count]), found[:count]), f"{count} rows"
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_auto_keeps_16_bits_where_the_processor_is_fast_in_them(library, tmp_path: Path, kind: str) -> None:
+    """Scores are the bits of float32, but for F16 where products are added in 16 bits."""
+    path = str(model_file(tmp_path, {"": kind}))
+    auto = load_model(path, dtype="auto", device="cpu")
+    wide, tree = load_model(path, dtype="float32", device="cpu"), TokenTree.of_rows([([5, 6], [-1, 0])])
+    assert isinstance(auto, NativeDecoder) and isinstance(wide, NativeDecoder)
+    found, wanted = scores_of(auto, tree), scores_of(wide, tree)
+    stays, is_short = kind in floats_kept(), torch.bfloat16 in auto_types()
+    assert (2 * auto.num_bytes == wide.num_bytes) == (stays or is_short)
+    assert torch.equal(found, wanted) == (not (kind == "F16" and isa_here().adds_halves if stays else is_short))
+    assert (found - wanted).norm() < 1e-2 * wanted.norm()
+    assert describe_model(path).on_cpu.startswith("as stored" if stays else "in bfloat16")
 
 
 def test_floats_of_16_bits_are_joined_with_their_own_type_only(tmp_path: Path) -> None:
@@ -281,7 +314,9 @@ def test_auto_takes_a_quantised_file_as_stored(library, tmp_path: Path, monkeypa
     monkeypatch.setattr(load, "native_decoder", lambda *_, **__: None)
     assert torch.isfinite(scores_of(load_model(path, device="cpu"), tree)).all()
     mixed = model_file(tmp_path, {"": "Q8_0", "token_embd": "F32"})
-    assert not is_quantised(read_gguf(mixed)) and describe_model(str(mixed)).on_cpu.startswith("in bfloat16")
+    assert not is_fast_as_stored(read_gguf(mixed), floats=("F16", "BF16")) and describe_model(str(mixed)).on_cpu.startswith(
+        "in bfloat16"
+    )
 
 
 def test_where_it_is_not_available_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

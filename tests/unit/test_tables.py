@@ -43,6 +43,9 @@ def test_a_block_is_written_from_its_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert tables.filled(text) == text
     text = tables.filled("It is <!-- figure mine: {speed[a]:.1f} times ({method}) -->2 times<!-- end --> as fast.")
     assert text == "It is <!-- figure mine: {speed[a]:.1f} times ({method}) -->1234.5 times (plain)<!-- end --> as fast."
+    assert ">3<" in tables.filled("<!-- figure mine[method=x|y]: {more} --><!-- end -->")
+    with pytest.raises(SystemExit, match="the row 'method=none' of mine"):
+        tables.filled("<!-- figure mine[method=none]: {more} --><!-- end -->")
     with pytest.raises(SystemExit, match=r"'other', and there is no other\.json; there are mine"):
         tables.filled("<!-- results other -->\n<!-- end -->")
 

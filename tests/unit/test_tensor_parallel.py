@@ -7,7 +7,9 @@ import queue
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +17,17 @@ import torch
 from divided import VOCAB, checkpoint, eagle3_heads
 
 from outrider import LLM, OptionError, SamplingParams
+from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
+from outrider.models import parallel as parallel_models
+from outrider.models.load import load_model
 from outrider.models.native.build import can_build
 from outrider.models.parallel import ParallelTarget, RankError
 from outrider.models.random_decoder import tiny_config
 from outrider.models.share import Share
+from outrider.models.source import Source
 from outrider.models.weights import SafetensorsFolder
+from outrider.opening import divided
 
 PROMPTS = [[5, 9, 11, 3], [40, 41], [66, 1, 2, 3, 4, 5], [8, 8, 9, 8, 8]]
 GREEDY = SamplingParams(max_tokens=10, ignore_eos=True)
@@ -188,3 +195,15 @@ def test_a_dead_rank_is_named_and_ends_the_job(folders: dict[str, str]) -> None:
     with pytest.raises(RankError, match="rank 1 of 2"):
         llm.generate(PROMPTS[0], GREEDY)
     assert all(one.process.returncode is not None for one in parallel(llm).team.followers)
+
+
+@pytest.mark.parametrize("is_invariant", [True, False])
+def test_invariant_numerics_are_those_of_the_ranks(is_invariant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[bool]()
+    team = SimpleNamespace(close=lambda: ended.append(True))
+    made = SimpleNamespace(traits=TargetTraits(is_invariant=is_invariant), team=team)
+    monkeypatch.setattr(parallel_models, "load_parallel", lambda *_, **__: made)
+    try:
+        assert divided(2, partial(load_model), Source("x"), numerics="invariant") is made and is_invariant
+    except OptionError as error:
+        assert "native pass" in str(error) and ended and not is_invariant

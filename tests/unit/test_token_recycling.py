@@ -195,8 +195,14 @@ def by_confidence(table: SuccessorTable, context: Context, row: int, plan: Plan)
 
 @pytest.mark.parametrize("heat", [[0.0] * 4, [0.0, 1.0, 0.7, 1.3]], ids=["greedy", "mixed"])
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("way", "oracle"), [("ranks", by_ranks), ("confidence", by_confidence)])
-def test_trees_are_those_of_the_oracle(way: str, oracle, plan: Plan, heat: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("way", "oracle", "few"), [("ranks", by_ranks, 64), ("confidence", by_confidence, 64), ("confidence", by_confidence, 0)]
+)
+def test_trees_are_those_of_the_oracle(
+    way: str, oracle, few: int, plan: Plan, heat: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees of ranks, and of confidence node by node and level by level."""
+    monkeypatch.setattr("outrider.drafters.itself.token_recycling._FEW", few)
     table, context = random_table(), context_of(ROOTS, heat)
     drafter = TokenRecycling(Head(), table, TokenRecyclingOptions(num_successors=K, grow=way))
     tree = drafter.propose(drafter.start([], {2: []}), context, plan).tree

@@ -13,14 +13,15 @@ from tiny_heads import CHANGES, random_head
 from tiny_pair import _RAW, VOCAB, tiny_model
 
 from outrider.core.errors import ModelError, OptionError
+from outrider.core.tree import TokenTree
 from outrider.models.checkpoint import replace_file
 from outrider.models.heads import load_head, new_head
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config
 from outrider.models.random_decoder import tiny_config, tiny_decoder
 from outrider.train.data import Corpus, Document, read_documents
 from outrider.train.divergence import DIVERGENCES
-from outrider.train.features import Rows, compute, places_of
+from outrider.train.features import DocumentRows, compute, places_of
 from outrider.train.loop import Settings, train
 from outrider.train.objective import BatchOutcome, HeadObjective, HeadSettings, accepted_length
 
@@ -30,19 +31,15 @@ SMALL = Settings(max_steps=6, batch_size=4, row_len=48, judge_every=3, save_ever
 
 def texts(count: int = 24) -> list[Document]:
     """Texts that the target wrote greedily: what there is to learn."""
-    found = []
-    for seed in range(count):
-        tokens = [random.Random(seed).randrange(VOCAB) for _ in range(3)]
-        cache = TARGET.new_cache(1)
-        for _ in range(12 + seed % 9):
-            TARGET.prefill([tokens[cache.lengths[0] :]], cache)
-            cache.truncate([len(tokens) - 1])
-            from outrider.core.tree import TokenTree
-
-            logits = TARGET.score(TokenTree.chain(torch.tensor([tokens[-1:]])), cache).logits
-            tokens.append(int(logits.argmax()))
-        found.append(Document(tuple(tokens), 3))
-    return found
+    rows = [[random.Random(seed).randrange(VOCAB) for _ in range(3)] for seed in range(count)]
+    cache = TARGET.new_cache(count)
+    TARGET.prefill([row[:-1] for row in rows], cache)
+    for _ in range(20):
+        logits = TARGET.score(TokenTree.chain(torch.tensor([row[-1:] for row in rows])), cache).logits
+        cache.commit([[0]] * count)
+        for row, token in zip(rows, logits[:, 0].argmax(-1).tolist(), strict=True):
+            row.append(token)
+    return [Document(tuple(row[: 15 + seed % 9]), 3) for seed, row in enumerate(rows)]
 
 
 CORPUS = Corpus.of(texts(), held_out=6)
@@ -59,14 +56,16 @@ def test_heads_learn(kind: str, tmp_path: Path) -> None:
     features = {"feature_weight": 0.5, "noise": 0.05}
     own = {"eagle1": features, "fspad": features, "falcon": {**features, "glance": 0.4, "glance_steps": 20}}
     more = {**own, "dspark": {"confidence_weight": 1.0, "loss": "l1-kl"}}.get(kind, {})
-    settings = Settings(max_steps=24, batch_size=8, row_len=48, judge_every=12, learning_rate=8e-3, warmup_steps=2)
+    steps, batch = (24, 8) if kind in ("eagle3", "mlp-speculator", "p-eagle") else (12, 4)
+    settings = Settings(max_steps=steps, batch_size=batch, row_len=48, judge_every=steps, learning_rate=8e-3, warmup_steps=2)
     run = train([objective(kind, **more)], TARGET, CORPUS, tmp_path, settings=settings, notes={"data": "toy"})[0]
-    begin = train([objective(kind, **more)], TARGET, CORPUS, tmp_path / "x", settings=Settings(max_steps=1, batch_size=1))[0]
+    first = Settings(max_steps=1, batch_size=1, row_len=48)
+    begin = train([objective(kind, **more)], TARGET, CORPUS, tmp_path / "x", settings=first)[0]
     assert run.best > begin.history[0]["accepted_length"]
     head = load_head(tmp_path / kind, TARGET)
     assert head.config.kind == kind
     notes = json.loads((tmp_path / kind / "provenance.json").read_text())
-    assert notes["data"] == "toy" and notes["accepted_length"] == run.best and notes["settings"]["max_steps"] == 24
+    assert notes["data"] == "toy" and notes["accepted_length"] == run.best and notes["settings"]["max_steps"] == steps
     assert "tokens per pass" in (tmp_path / kind / "acceptance.svg").read_text()
 
 
@@ -221,7 +220,7 @@ def test_the_loss_of_packed_rows_is_that_of_single_ones() -> None:
     one, documents = objective("eagle3"), CORPUS.held_out[:4]
     losses = []
     for row_len in (1, 64):
-        rows = Rows(compute(TARGET, documents, one.taps), documents, row_len=row_len, last=TARGET.num_layers)
+        rows = DocumentRows(compute(TARGET, documents, one.taps), documents, row_len=row_len, last=TARGET.num_layers)
         losses.append(float(one(rows.packed(one.taps)).loss.detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -270,9 +269,9 @@ def kept_bytes(count: int, *, recompute: bool) -> tuple[int, int]:
     """Bytes kept for the backward pass of ``count`` Medusa heads on a target of 4000 tokens, and those of one set of logits."""
     target, documents, seen = tiny_decoder(tiny_config(vocab_size=4000)), CORPUS.train[:8], dict[int, int]()
     config = new_config("medusa", {**_RAW, "vocab_size": 4000}, num_heads=count, own_readouts=False)
-    head = new_head(config, Ends(torch.zeros(4000, 32), torch.ones(32), torch.randn(4000, 32), tied=False))
+    head = new_head(config, EmbeddingAndOutput(torch.zeros(4000, 32), torch.ones(32), torch.randn(4000, 32), tied=False))
     one = HeadObjective(head, target, HeadSettings(num_depths=count), chunk=16 * 4000, recompute=recompute)
-    rows = Rows(compute(target, documents, one.taps), documents, row_len=48, last=target.num_layers)
+    rows = DocumentRows(compute(target, documents, one.taps), documents, row_len=48, last=target.num_layers)
     batch = rows.packed(one.taps)
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

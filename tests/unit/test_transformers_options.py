@@ -97,9 +97,10 @@ def test_a_criterion_that_remembers_or_mixes_rows_is_refused_by_name() -> None:
             shared().generate(RAGGED, **GREEDY, stopping_criteria=criteria, custom_generate=drop_in.generate())
 
 
-def test_the_seed_of_torch_fixes_sampled_text_whatever_the_method() -> None:
+def test_with_its_own_noise_the_seed_of_torch_fixes_the_text_whatever_the_method() -> None:
     texts = []
-    loops = [drop_in.generate("plain"), drop_in.generate("draft-model", draft=noisy(), num_draft_tokens=4)]
+    drafting = drop_in.generate("draft-model", draft=noisy(), num_draft_tokens=4, noise="own")
+    loops = [drop_in.generate("plain", noise="own"), drafting]
     for loop in loops * 2:
         torch.manual_seed(7)
         texts.append(shared().generate(RAGGED, **SAMPLED, top_p=0.9, custom_generate=loop).tolist())
@@ -146,7 +147,7 @@ def test_every_node_of_a_tree_has_the_law_of_generate(options: dict[str, Any]) -
 def test_sampled_tokens_come_as_often_as_their_probabilities_say() -> None:
     settings: dict[str, Any] = {"do_sample": True, "max_new_tokens": 1, "top_k": 6, "eos_token_id": None}
     torch.manual_seed(1)
-    loop = drop_in.generate("draft-model", draft=noisy(), num_draft_tokens=1)
+    loop = drop_in.generate("draft-model", draft=noisy(), num_draft_tokens=1, noise="own")
     found = shared().generate(RAGGED[1:2], **settings, num_return_sequences=400, custom_generate=loop)[:, -1]
     asked = {"return_dict_in_generate": True, "output_scores": True}
     probs = shared().generate(RAGGED[1:2], **settings, **asked).scores[0].softmax(-1)[0]

@@ -85,6 +85,25 @@ def test_the_command_trims_a_draft_model_and_heads(tmp_path: Path, capsys: pytes
         assert sum(out.stats.num_accepted for out in drafted) > 0
 
 
+@pytest.mark.parametrize("method", ["draft-model", "best-first"])
+def test_chains_and_trees_in_one_call_are_those_made_one_by_one(method: str, tmp_path: Path) -> None:
+    (tmp_path / "story.txt").write_text(STORY)
+    more = ["--data", str(tmp_path / "story.txt"), "--tokens", "400", "--out", str(tmp_path / "draft")]
+    assert main(["trim", bundled_path("draft"), *more]) == 0
+    llm = LLM(draft=str(tmp_path / "draft"), method=method, dtype="float32")
+    (draft,) = llm.drafts
+    assert isinstance(draft, ReducedDraft)
+    if draft._guessing is None:
+        pytest.skip("the native pass is not available here")
+    params = [SamplingParams(max_tokens=14, temperature=warmth, seed=3) for warmth in (0.0, 0.8, 1.2)]
+    prompts, found = [STORY[:40], STORY, "The"], []
+    for guessing in (draft._guessing, None):
+        draft._guessing = guessing
+        outs = llm.generate(prompts, params, method=llm.compose(method, num_draft_tokens=4))
+        found.append([(out.token_ids, out.stats.num_accepted, out.stats.num_passes) for out in outs])
+    assert found[0] == found[1] and sum(accepted for _, accepted, _ in found[0]) > 0
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "story.txt"
     data.write_text(STORY)

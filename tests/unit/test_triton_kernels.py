@@ -12,12 +12,12 @@ from triton_interpreter import DEVICE
 from outrider.core.tree import TokenTree
 from outrider.models.attention.sdpa import SightMaker, attend
 from outrider.models.attention.tree_cut import cut_for
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights, paths_of
+from outrider.models.attention.tree_tiles import KeySplit, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, pack_words, rotate_and_write
 from outrider.models.experts import gated
-from outrider.models.gpu import skinny, tuned
+from outrider.models.gpu import small_batch_matmul, tuned
 from outrider.models.gpu.gates import gated_rows
-from outrider.models.gpu.skinny import Norm, Tile, product, reference_product
+from outrider.models.gpu.small_batch_matmul import NormParts, Tile, product, reference_product
 from outrider.models.gpu.sums import add_norm
 from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.packed import pack
@@ -37,7 +37,7 @@ def test_product(num_rows: int, gated: bool) -> None:
 
 @pytest.mark.parametrize(("gated", "num_parts"), [(False, 1), (True, 1), (False, 3)])
 def test_products_whose_tiles_the_copy_engine_fetches(gated: bool, num_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skinny, "can_copy", lambda x, weight: True)
+    monkeypatch.setattr(small_batch_matmul, "can_copy", lambda x, weight: True)
     x, weight = rand(5, 96), rand(48, 96, seed=1) / 8
     tile = Tile(bn=16, bk=32, num_stages=2, num_parts=num_parts, copied=True)
     y = product(x, weight, tile=tile, gated=gated)
@@ -60,7 +60,7 @@ def test_products_with_few_bits(bits: int, gated: bool, num_parts: int) -> None:
 @pytest.mark.parametrize("num_parts", [0, 1, 3])
 def test_sum_and_norm_of_the_parts_of_a_product(num_parts: int) -> None:
     x, weight, residual = rand(5, 96), rand(48, 96, seed=1) / 8, rand(5, 48, seed=2)
-    norm, old = Norm(rand(48, seed=4), 1e-5), residual.clone()
+    norm, old = NormParts(rand(48, seed=4), 1e-5), residual.clone()
     parts = product(x, weight, tile=Tile(32, 32, num_parts=num_parts)) if num_parts else None
     assert parts is None or parts.shape == ((5, 48) if num_parts == 1 else (num_parts, 5, 48))
     normed = add_norm(residual, parts, norm)
@@ -86,17 +86,22 @@ def test_words_hold_the_ancestors() -> None:
         assert torch.equal((words[:, :, j // 64] >> (j % 64)) & 1, tree.ancestors[:, :, j].long())
 
 
-CUTS = [Cut(1), Cut(3, block_keys=16), Cut(5, 32, block_keys=16), Cut(2, block_queries=32, block_keys=32)]
-CUTS += [Cut(9, 16, 2, block_keys=16, folds_above=40)]
+CUTS = [KeySplit(1), KeySplit(3, block_keys=16), KeySplit(5, 32, block_keys=16), KeySplit(2, block_queries=32, block_keys=32)]
+CUTS += [KeySplit(9, 16, 2, block_keys=16, folds_above=40)]
 
 
 CASES = [(cut, paged, shape) for cut in CUTS for paged in (False, True) for shape in ("chain", "tree")]
 
 
-@pytest.mark.parametrize(("cut", "paged", "shape"), [*CASES, (Cut(2, block_queries=64), False, "wide tree")], ids=str)
-def test_attention_is_that_of_the_reference(cut: Cut, paged: bool, shape: str) -> None:
-    sizes = {"chain": [4, 4], "tree": [7, 7], "wide tree": [66, 66]}[shape]
-    tree = TokenTree.chain(torch.zeros(2, 4, dtype=torch.int64, device=DEVICE)) if shape == "chain" else random_trees(sizes)
+CASES += [(cut, True, "prompt") for cut in (CUTS[1], CUTS[-1])]
+
+
+@pytest.mark.parametrize(("cut", "paged", "shape"), [*CASES, (KeySplit(2, block_queries=64), False, "wide tree")], ids=str)
+def test_attention_is_that_of_the_reference(cut: KeySplit, paged: bool, shape: str) -> None:
+    """Queries of a prompt fill several tiles, which do not see the same slots."""
+    size = {"chain": 4, "prompt": 12, "tree": 7, "wide tree": 66}[shape]
+    is_chain = shape in ("chain", "prompt")
+    tree = TokenTree.chain(torch.zeros(2, size, dtype=torch.int64, device=DEVICE)) if is_chain else random_trees([size] * 2)
     lengths, head_dim, capacity = [40, 23], 16, 128
     num_heads, num_kv_heads = (1, 1) if shape == "wide tree" else (4, 2)  # interpreted programs take their time
     num_nodes = tree.num_nodes
@@ -143,7 +148,7 @@ def test_paths_lead_from_the_root_to_the_node() -> None:
 def test_in_the_order_of_the_text_a_node_sees_what_plain_decoding_sees() -> None:
     """A node of a tree against the last node of its path as a chain, with its keys where the text will have them. Interpreted
     arithmetic rounds by its own rules; the device's is compared bit by bit in tests/gpu."""
-    tree, cut = random_trees([12], seed=1), Cut(5, 32, block_keys=16)
+    tree, cut = random_trees([12], seed=1), KeySplit(5, 32, block_keys=16)
     length, head_dim = 27, 16
     memory = rand(1, 2, 128, head_dim), rand(1, 2, 128, head_dim, seed=1)
     queries = rand(1, 12, 4, head_dim, seed=2)
@@ -198,7 +203,7 @@ def test_choices_measured_on_the_device_are_kept_and_taken(tmp_path: Path, monke
     tuned.choices.cache_clear()
     try:
         assert tuned.choices() == {}
-        tile, cut = Tile(16, 64, num_parts=3), Cut(3, block_queries=32)
+        tile, cut = Tile(16, 64, num_parts=3), KeySplit(3, block_queries=32)
         sizes = {"num_kv_heads": 2, "capacity": 1100}
         wanted = {
             tuned.tile_key("NARROW", 5, 96, bits=16): asdict(tile),

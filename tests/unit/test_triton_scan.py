@@ -19,6 +19,7 @@ from outrider.models.recurrent.random_model import random_recurrent, tiny_raw
 SIZES = {
     "mamba2": {"num_heads": 2, "head_dim": 24, "state_size": 16, "n_groups": 2, "num_hidden_layers": 1},
     "bamba": {"mamba_n_heads": 2, "mamba_d_state": 40, "mamba_n_groups": 1, "mamba_d_head": 32, "num_hidden_layers": 2},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 2, "mamba_d_state": 24, "mamba_n_groups": 1, "num_hidden_layers": 1},
     "qwen3_next": {"linear_key_head_dim": 24, "linear_value_head_dim": 40, "linear_num_value_heads": 4},
 }
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from outrider.api import LLM
-from outrider.bench.curves import Curve
+from outrider.bench.curves import PassCurve
 from outrider.bench.results import Cell, Results
 from outrider.bench.settings import Setting
 from outrider.bench.stats import Estimate
@@ -48,7 +48,7 @@ def forecasts(reach: list[float], *, per_guess: float, slope: float) -> dict[str
     ]
     results = Results({(c.setting.label, "prompts", 1): c for c in cells}, {})
     nodes = tuple(range(1, 18))
-    curve = Curve(64, 1, nodes, tuple(0.01 + slope * (n - 1) for n in nodes))
+    curve = PassCurve(64, 1, nodes, tuple(0.01 + slope * (n - 1) for n in nodes))
     return {one.setting.label: one.speedup for one in forecast([plain, short, long], results, curve, 1)}
 
 
@@ -86,7 +86,7 @@ def test_tuning_finds_what_is_fast_and_measures_it(llm: LLM) -> None:
 def test_a_doubtful_gain_is_no_gain() -> None:
     doubtful = Raced(Setting("suffix"), 1.2, Estimate(1.05, 0.98, 1.12, 5), 100.0)
     plain = Raced(Setting("plain"), None, Estimate(1, 1, 1, 5), 95.0)
-    assert not Tuned(plain, [doubtful, plain], [], [], Curve(1, 1, (1,), (1.0,))).pays
+    assert not Tuned(plain, [doubtful, plain], [], [], PassCurve(1, 1, (1,), (1.0,))).pays
 
 
 def test_the_command_writes_a_config_that_generate_accepts(capsys, tmp_path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from killed_run import assert_goes_on_exactly
+from test_train import CORPUS
 from tiny_heads import random_head
 from tiny_pair import VOCAB, tiny_model
 from tiny_vision import IMAGE, image, new_folder
@@ -25,10 +27,10 @@ from outrider.drafters.heads.visual import VisualEagle
 from outrider.models.heads.folder import new_config, new_head
 from outrider.models.heads.specvlm import EXPERTS, ExpertSizes
 from outrider.models.heads.visual import VisualHead
-from outrider.train.data import Document, read_documents
-from outrider.train.features import Rows, compute
-from outrider.train.objective import images_later
-from outrider.vision.ends import read_vision_target
+from outrider.train.data import Corpus, Document, read_documents
+from outrider.train.features import DocumentRows, compute
+from outrider.train.objective import HeadObjective, HeadSettings, images_later
+from outrider.vision.embedding_and_output import read_vision_target
 
 TARGET = tiny_model()
 SEEN = 7
@@ -76,7 +78,7 @@ def test_drafting_computes_what_training_computes(name: str) -> None:
     head = head_of(name)
     drafter = VisualEagle(head)
     documents = [Document(tuple(TEXT), PROMPT_LEN), Document(tuple(WORDS[:9]), 4)]
-    rows = Rows(compute(TARGET, documents, head.config.taps), documents, row_len=64, last=TARGET.num_layers)
+    rows = DocumentRows(compute(TARGET, documents, head.config.taps), documents, row_len=64, last=TARGET.num_layers)
     with torch.inference_mode():
         first, second = head.depths(rows.packed(head.config.taps), 2)
         state, context = start(drafter, [TEXT[:PROMPT_LEN], WORDS[:4]])
@@ -127,7 +129,9 @@ def test_what_experts_keep() -> None:
 def test_the_gate_learns_and_reads_the_question() -> None:
     head = head_of("specvlm")
     documents = [Document(tuple(TEXT), PROMPT_LEN)]
-    batch = Rows(compute(TARGET, documents, head.config.taps), documents, row_len=1, last=TARGET.num_layers).packed((0, 2))
+    batch = DocumentRows(compute(TARGET, documents, head.config.taps), documents, row_len=1, last=TARGET.num_layers).packed(
+        (0, 2)
+    )
     columns = head.columns_of(batch)
     asked = [TEXT[place + 1] for place in columns.asked[0].nonzero()[:, 0].tolist()]
     assert asked == TEXT[1:PROMPT_LEN], "an answer would tell the gate what it must not know"
@@ -144,6 +148,19 @@ def test_texts_come_first_and_images_last() -> None:
     assert images_later(batch, 0.0) == images_later(batch, 0.5) == [text] * 4
     assert images_later(batch, 0.75) == [text] * 2 + [seen] * 2 and images_later(batch, 1.0) == [seen] * 4
     assert images_later([seen] * 3, 0.0) == [seen] * 3
+
+
+@pytest.mark.parametrize("kind", ["msd", "vispec", "specvlm"])
+def test_a_killed_run_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+    """Every prompt has the placeholders of an image."""
+    texts = [Document((one.tokens[0], *[SEEN] * 4, *one.tokens[1:]), one.begin + 4) for one in CORPUS.train]
+
+    def objective() -> HeadObjective:
+        head = random_head(kind)
+        head.freeze()
+        return HeadObjective(head, TARGET, HeadSettings(num_depths=3, noise=0.1))
+
+    assert_goes_on_exactly(objective, tmp_path, corpus=Corpus.of(texts, held_out=6))
 
 
 def test_a_text_target_has_no_heads_that_see() -> None:

@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from outrider import LLM, OptionError, SamplingParams
-from outrider.vllm_plugin import OPTIONS_VARIABLE, Hybrid, NgramCache, PromptLookup, Reference, SlotDrafting, Suffix
+from outrider.core.tree import TokenTree
+from outrider.vllm_plugin import (
+    OPTIONS_VARIABLE,
+    Hybrid,
+    NgramCache,
+    PromptLookup,
+    Reference,
+    SlotDrafting,
+    Suffix,
+    TokenRecycling,
+    register,
+)
 
 MAX_LEN = 512
 NUM_GUESSES = 6
@@ -118,6 +130,59 @@ def test_options_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
         NgramCache(config(20))
 
 
-def test_what_needs_scores_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"token-recycling.*suffix"):
-        SlotDrafting("token-recycling", vocab_size=20, num_guesses=3)
+class Shown:
+    """vLLM's model, whose logits a proposer may see."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(0)
+
+    def compute_logits(self, hidden_states: Any) -> Any:
+        del hidden_states
+        return self.rows
+
+
+def scored(llm: LLM, text: list[int], guesses: list[int]) -> torch.Tensor:
+    """[1 + guesses, V] what vLLM's pass finds behind a text and its guesses."""
+    cache = llm.target.new_cache(1)
+    llm.target.prefill([text[:-1]], cache)
+    return llm.target.score(TokenTree.chain(torch.tensor([[text[-1], *guesses]])), cache).logits[0]
+
+
+def test_token_recycling_sees_the_scores_of_vllms_model(llm: LLM) -> None:
+    """Its passes are those of our engine with the same options."""
+    prompt, params = "Tom had a red ball. Tom had a", SamplingParams(max_tokens=24, ignore_eos=True)
+    options = {"num_draft_tokens": NUM_GUESSES, "num_tree_nodes": NUM_GUESSES, "num_successors": 1, "recycle_prompt": False}
+    ours = llm.generate(prompt, params, method=llm.compose("token-recycling", policy="fixed", **options))[0]
+    proposer, model = TokenRecycling(config()), Shown()
+    proposer.load_model(model)
+    ids, answer = llm.codec.encode(prompt), list(ours.token_ids)
+    batch = Batch(proposer, [(ids, answer)])
+    while batch.rows:
+        model.rows = scored(llm, [*ids, *answer[: batch.done[0]]], batch.guesses[0])
+        assert model.compute_logits(None) is model.rows
+        batch.step()
+    assert abs(batch.passes[0] - ours.stats.num_passes) <= 1
+    assert batch.passes[0] < 24, "some guesses came true"
+
+
+def test_scores_that_do_not_fit_the_guesses_are_not_learnt_from() -> None:
+    drafting = SlotDrafting("token-recycling", vocab_size=8, num_guesses=3)
+    after = torch.eye(8).roll(1, 1)  # token t is followed by t + 1
+    assert drafting.guesses([[1, 2], None], after[[1, 5]]) == [[], []]
+    assert drafting.guesses([[1, 2, 3]], after[[2, 3]]) == [[]], "a row too many"
+    assert drafting.guesses([[1, 2, 3, 1]], after[[3]]) == [[2]]
+    assert drafting.guesses([[1, 2, 3, 1, 2, 3]], after[[1, 2]]) == [[4]]
+
+
+def test_what_cannot_be_a_proposer_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"'jacobi' cannot be a proposer of vLLM"):
+        SlotDrafting("jacobi", vocab_size=20, num_guesses=3)
+    with pytest.raises(OptionError, match="num_successors is 1 for a proposer"):
+        SlotDrafting("token-recycling", vocab_size=20, num_guesses=3, options={"num_successors": 4})
+
+
+def test_the_entry_point_finds_wrong_options_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    monkeypatch.setenv(OPTIONS_VARIABLE, "{")
+    with pytest.raises(OptionError, match="not a JSON object"):
+        register()

@@ -18,8 +18,9 @@ from outrider.core.tree import TokenTree
 from outrider.models import linear
 from outrider.models.config import config_of
 from outrider.models.decoder import Decoder
+from outrider.models.dtypes import auto_dtype
 from outrider.models.linear import Linear, PackedLinear, PlainLinear, TwofoldLinear, can_pack, linear_of
-from outrider.models.load import auto_dtype, device_of, load_model
+from outrider.models.load import device_of, load_model
 from outrider.models.weights import SafetensorsFolder, TensorDict, read_weights
 
 CPU = torch.device("cpu")
@@ -85,8 +86,7 @@ def test_other_stored_types(tmp_path: Path, stored: torch.dtype) -> None:
 
 def test_bfloat16_passes_stay_near_float32(folder: Path) -> None:
     exact, rounded = (logits_of(load_model(str(folder), dtype=dtype, device="cpu")) for dtype in ("float32", "bfloat16"))
-    assert rounded.dtype == torch.bfloat16
-    assert float((exact - rounded.float()).abs().max()) < 0.05 * float(exact.std())
+    assert 0 < float((exact - rounded.float()).abs().max()) < 0.05 * float(exact.std())
 
 
 def test_a_bare_model_without_a_prefix(folder: Path) -> None:
@@ -255,11 +255,11 @@ def test_the_hub_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.models.load.auto_types", lambda: {torch.float32, torch.bfloat16})
+    monkeypatch.setattr("outrider.models.dtypes.auto_types", lambda: {torch.float32, torch.bfloat16})
     assert auto_dtype("bfloat16", CPU) == torch.bfloat16
     assert auto_dtype("float16", CPU) == auto_dtype(None, CPU) == torch.float32
     assert auto_dtype("float16", torch.device("cuda")) == torch.bfloat16
-    monkeypatch.setattr("outrider.models.load.auto_types", lambda: {torch.float32})
+    monkeypatch.setattr("outrider.models.dtypes.auto_types", lambda: {torch.float32})
     assert auto_dtype("bfloat16", CPU) == torch.float32
 
 

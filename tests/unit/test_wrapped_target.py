@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, final
+from unittest.mock import create_autospec
 
 import torch
 from torch import Tensor
 
+from outrider.core.device_round import PairedRows
 from outrider.core.interfaces import Cache, Target
 from outrider.core.resume import Resume
 from outrider.core.rng import gumbel_stream
@@ -20,7 +22,17 @@ from outrider.core.tree import TokenTree
 from outrider.core.wrapped_target import WrappedTarget
 
 OWN: dict[str, Any] = {"can_be_captured": False, "why_together": ""}
-OTHER = TargetTraits(True, False, True, True, False, True, False, " (it is unusual)")
+OTHER = TargetTraits(
+    is_invariant=True,
+    says_all=False,
+    can_be_captured=True,
+    captured_pairs=create_autospec(PairedRows, instance=True),
+    reads_whole=True,
+    pads=False,
+    has_own_threads=True,
+    can_read_out=False,
+    why_together=" (it is unusual)",
+)
 """Every trait is another one than the default."""
 
 

@@ -83,7 +83,7 @@ def _supply_row(row: RowDraft) -> list[float]:
 
 
 def _supply(tokens: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """[B, N] the same for a batch. No quotient of zeros: a guess with p >= q has all its supply, unless p is 0."""
+    """[B, N] the same for a batch. A guess with p >= q has full supply unless p is 0, so zeros are never divided."""
     guesses = tokens[:, 1:, None]
     p_guess, q_guess = p[:, :-1].gather(2, guesses)[..., 0], q[:, :-1].gather(2, guesses)[..., 0]
     supply = [torch.ones_like(p[:, 0, 0])]

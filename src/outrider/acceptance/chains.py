@@ -24,7 +24,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import RowVerdict, Verdict
 
 Untested = Callable[[int, int], bool]
-"""Whether the guess (second argument) at a node (first) is taken untested."""
+"""Whether the guess (second argument) at a node (first) is accepted untested."""
 
 
 def tested_row(row: RowDraft, source: RandomSource, *, scale: float = 1.0, untested: Untested | None = None) -> RowVerdict:
@@ -41,7 +41,7 @@ def tested_row(row: RowDraft, source: RandomSource, *, scale: float = 1.0, untes
 
 
 def chain_laws(draft: Draft, law: Law) -> tuple[Tensor, Tensor]:
-    """[B, N, V] p and q at every node; where nothing was guessed q is p, and means nothing."""
+    """[B, N, V] p and q at every node. Where nothing was guessed q is set to p and is not used."""
     assert draft.tree.is_chain, "this rule walks chains"
     assert draft.q is not None or draft.tree.num_nodes == 1, "sampled guesses come with their q"
     return law.probs, law.probs if draft.q is None else draft.q
@@ -53,7 +53,8 @@ def of_guesses(tree: TokenTree, values: Tensor) -> Tensor:
 
 
 def tested_chains(tree: TokenTree, p: Tensor, q: Tensor, noise: Noise, *, untested: Tensor | None = None) -> Verdict:
-    """All rows, tested against ``q`` [B, N, V]; ``untested`` [B, N - 1] names the guesses that are taken as they are."""
+    """All rows, tested against ``q`` [B, N, V]. ``untested`` [B, N - 1] marks guesses that are accepted without a
+    test."""
     coins = noise.uniform(Purpose.ACCEPT, guess_lanes(tree))
     kept = coins * of_guesses(tree, q) < of_guesses(tree, p)
     ends = first_run(tree, kept if untested is None else untested | kept)

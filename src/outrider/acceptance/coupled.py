@@ -30,7 +30,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import RowVerdict, Verdict
 
 _FEW = 256
-"""Nodes of a batch of chains up to which a loop over them takes less time than a dozen operators."""
+"""Batches of chains with up to this many nodes are walked by a loop, which is faster than a dozen operators."""
 
 
 @final
@@ -66,15 +66,15 @@ class Coupled(AcceptanceRule):
 
 
 def followed(tree: TokenTree, choices: Tensor) -> Verdict:
-    """The walk over a tree whose node n is followed by ``choices`` [B, N], without a loop."""
+    """Walk a tree whose choices after each node are ``choices`` [B, N], without a loop."""
     ends = deepest(tree, tree.tokens[:, 1:] == choices.gather(1, tree.parents[:, 1:]))
     return tree_verdict(tree, ends, choices.gather(1, ends[:, None])[:, 0])
 
 
 def followed_one_by_one(tree: TokenTree, choices: Tensor) -> Verdict:
-    """The same, node by node: on a CPU a few dozen steps take less time than calling a dozen kernels."""
+    """The walk, node by node. On a CPU a few dozen steps are faster than a dozen kernels."""
     paths: list[list[int]] = []
-    ends: list[int] = []
+    next_tokens: list[int] = []
     rejected: list[bool] = []
     for tokens, parents, said, size in zip(tree.tokens.tolist(), tree.parents.tolist(), choices.tolist(), tree.sizes):
         depths, end = [0] + [-1] * (size - 1), 0  # -1: not reached
@@ -83,7 +83,7 @@ def followed_one_by_one(tree: TokenTree, choices: Tensor) -> Verdict:
             if depths[above] >= 0 and tokens[node] == said[above]:
                 depths[node] = depths[above] + 1
                 end = node if depths[node] > depths[end] else end
-        ends.append(end)
+        next_tokens.append(said[end])
         rejected.append(end in parents[1:size])
         path: list[int] = []
         while end > 0:
@@ -92,5 +92,5 @@ def followed_one_by_one(tree: TokenTree, choices: Tensor) -> Verdict:
         paths.append(path[::-1])
     longest = max(1, *map(len, paths))
     nodes = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths])
-    next_token = choices.gather(1, torch.tensor(ends)[:, None])[:, 0]
-    return Verdict(nodes, torch.tensor([len(path) for path in paths]), next_token, torch.tensor(rejected))
+    lengths = torch.tensor([len(path) for path in paths])
+    return Verdict(nodes, lengths, torch.tensor(next_tokens), torch.tensor(rejected))

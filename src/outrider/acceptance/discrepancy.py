@@ -52,7 +52,7 @@ def _unit(embeddings: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _plan(have: Tensor, want: Tensor, cost: Tensor) -> Tensor:
-    """[..., m, m] how much goes where: rows add up to at most ``have``, columns to at most ``want``."""
+    """[..., m, m] transport plan: rows add up to at most ``have``, columns to at most ``want``."""
     plan = have[..., :, None] * want[..., None, :] * (-_SHARPNESS * cost).exp()
     for _ in range(_ITERATIONS):
         plan = plan * _scale(have, plan.sum(-1))[..., :, None]
@@ -62,5 +62,5 @@ def _plan(have: Tensor, want: Tensor, cost: Tensor) -> Tensor:
 
 
 def _scale(wanted: Tensor, found: Tensor) -> Tensor:
-    """``wanted / found``, 0 where nothing was found."""
+    """``wanted / found``, and 0 where ``found`` is 0."""
     return torch.where(found > 0, wanted / found, 0.0)

@@ -22,7 +22,7 @@ from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.random_source import RandomSource, enumerate_law
 
 _DRAFT_LANE = 1_000_000
-"""The guess is drawn on a lane no rule asks."""
+"""A lane that no rule uses, for drawing the guess."""
 
 
 def enumerated_law(rule: AcceptanceRule, draft: Callable[[RandomSource], RowDraft]) -> Tensor:
@@ -47,7 +47,8 @@ def enumerated_tv(rule: AcceptanceRule, p: Tensor, q: Tensor) -> float:
 
 
 def one_guess_draft(rule: AcceptanceRule, p: Tensor, q: Tensor) -> Callable[[RandomSource], RowDraft]:
-    """Drafts one guess from ``q`` the way the rule likes best; what follows the guess does not matter here."""
+    """Drafts one guess from ``q`` in the rule's preferred way of drawing. What follows the guess does not matter
+    here."""
     laws, drafts = p.double().expand(2, -1), q.double().expand(2, -1)
     draws = rule.exact_for[0]
 
@@ -60,7 +61,7 @@ def one_guess_draft(rule: AcceptanceRule, p: Tensor, q: Tensor) -> Callable[[Ran
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """What one guess costs and brings in M contexts."""
+    """The loss and the acceptance of one guess in M contexts."""
 
     rule: str
     tv: Tensor

@@ -37,7 +37,7 @@ MEASURES = ("js", "kl", "tv", "w1")
 
 @dataclass(frozen=True, eq=False)
 class DivergenceOptions:
-    """Which distance of draft and target, and how much of it is forgiven."""
+    """Which divergence between draft and target, and how much of it is tolerated."""
 
     divergence: str = "js"
     """"js", "kl", "tv", or "w1" over token embeddings."""
@@ -46,7 +46,7 @@ class DivergenceOptions:
     embeddings: Tensor | None = field(default=None, repr=False)
     """[V, H] token embeddings, for "w1"."""
     w1_support: int = 16
-    """Tokens of each law that "w1" moves; the rest pays the largest cost."""
+    """Tokens of each law whose mass "w1" transports; the rest is charged the largest cost."""
 
     def __post_init__(self) -> None:
         if self.divergence not in MEASURES:
@@ -82,7 +82,7 @@ class Divergence(LossyRule):
         return {"js": discrepancy.js, "kl": discrepancy.kl, "tv": discrepancy.tv}[options.divergence](p, q)
 
     def judge_row(self, row: RowDraft, judged: Tensor, source: RandomSource) -> RowVerdict:
-        """The guesses' q is shaped by the same temperature as p, so p itself is judged."""
+        """Judges by p itself, because the guesses' q is shaped by the same temperature."""
         del judged
 
         def untested(node: int, guess: int) -> bool:

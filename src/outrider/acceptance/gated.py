@@ -44,23 +44,23 @@ class GatedRule(LossyRule):
 
     @abstractmethod
     def limit(self, judged: Tensor) -> Tensor:
-        """[..., N] the least judged probability that passes the gate at each node, from laws [..., N, V]."""
+        """[..., N] the smallest judged probability that passes the gate at each node, from laws [..., N, V]."""
 
     def share(self) -> float:
-        """How much probability the coins are tossed against; 1 is exact."""
+        """The probability mass against which guesses are tested; 1 is exact."""
         return 1.0
 
     def judged_by(self, law: Law) -> Tensor:
-        """[B, N, V] the laws that the gate reads."""
+        """[B, N, V] the laws that the gate judges by."""
         return judged_law(law)
 
     def gate(self, tree: TokenTree, judged: Tensor) -> Tensor:
-        """[B, N - 1] guesses that are let through, from laws [B, N, V]."""
+        """[B, N - 1] true for the guesses that pass the gate, from laws [B, N, V]."""
         seen = given_to(tree, judged)
         return (seen > 0) & (seen >= self.limit(judged).gather(1, tree.parents[:, 1:]))
 
     def gate_row(self, row: RowDraft, judged: Tensor) -> list[bool]:
-        """The same for one row, by node; the root is no guess."""
+        """Which nodes of one row pass the gate. The root is not a guess."""
         limits = self.limit(judged).tolist()
         edges = zip(row.tokens[1:], row.parents[1:], strict=True)
         return [False, *(_passes(float(judged[parent, token]), limits[parent]) for token, parent in edges)]
@@ -97,7 +97,7 @@ class GatedRule(LossyRule):
         return self._outcome(p, q, (judged > 0) & (judged >= self.limit(judged)[..., None]))
 
     def _outcome(self, p: Tensor, q: Tensor, outright: Tensor) -> OneGuess:
-        """The outcome of one guess x ~ q, where ``outright`` [M, V] are the tokens let through."""
+        """The outcome of one guess x ~ q, where ``outright`` [M, V] marks the tokens that pass the gate."""
         chance = torch.where(outright, 1.0, (p / self.share()).clamp(max=1))
         refused = torch.where(chance < 1, q * (1 - chance) / (1 - p), 0.0)
         law = q * chance + p * (refused.sum(-1, keepdim=True) - refused)

@@ -33,13 +33,13 @@ class GroupedOptions:
     """Which tokens are in a guess's group."""
 
     group_size: int = 14
-    """G: tokens next to the guess in the order of p that are looked at, half on each side; 0 is exact."""
+    """G: number of tokens considered around the guess in the order of p, half on each side; 0 is exact."""
     p_threshold: float = 0.15
-    """Members have a probability within this of the guess's."""
+    """Members' probabilities differ from the guess's by less than this."""
     distance_threshold: float = 0.5
-    """Members have a code within this squared distance of the guess's."""
+    """Members' codes have a smaller squared distance from the guess's code than this."""
     codebook: Tensor | None = field(default=None, repr=False)
-    """[V, D] a vector per token; without it tokens stand on a line by their numbers."""
+    """[V, D] a vector per token. Without it a token's position is its number."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.group_size, int) or self.group_size < 0:
@@ -56,7 +56,7 @@ class PartitionOptions:
     num_groups: int = 64
     """Groups of the codebook, by k-means; as many as there are tokens is exact."""
     codebook: Tensor | None = field(default=None, repr=False)
-    """[V, D] a vector per token; without it tokens stand on a line by their numbers."""
+    """[V, D] a vector per token. Without it a token's position is its number."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_groups, int) or self.num_groups < 1:
@@ -65,7 +65,7 @@ class PartitionOptions:
 
 @final
 class Grouped(RelaxedRule):
-    """Groups made anew around every guess, as published."""
+    """Grouped rule with a new group around every guess, as published."""
 
     def __init__(self, options: GroupedOptions | None = None) -> None:
         self.options = options or GroupedOptions()
@@ -94,7 +94,7 @@ class Grouped(RelaxedRule):
 
 @final
 class GroupedPartition(RelaxedRule):
-    """One partition of the codebook, exact on its groups."""
+    """Grouped rule with one fixed partition of the codebook, exact on its groups."""
 
     def __init__(self, options: PartitionOptions | None = None) -> None:
         self.options = options or PartitionOptions()
@@ -109,7 +109,7 @@ class GroupedPartition(RelaxedRule):
         return at(self._sums(p), of[guess]), at(self._sums(q), of[guess])
 
     def owed(self, p: Tensor, q: Tensor, guess: Tensor) -> Tensor:
-        """The surplus of each group, shared out as p shares it."""
+        """The surplus of each group, divided within the group in proportion to p."""
         del guess
         of, sums = self.groups(p.shape[1], p.device), self._sums(p)
         share = torch.where(sums > 0, surplus(sums, self._sums(q)) / sums, 0.0)

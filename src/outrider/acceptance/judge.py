@@ -56,7 +56,7 @@ class Judge(GatedRule):
         self._least = math.inf if threshold == 1 else -math.inf if threshold == 0 else math.log(threshold / (1 - threshold))
 
     def limit(self, judged: Tensor) -> Tensor:
-        """No probability is enough: the gate looks at what follows the guess."""
+        """No probability passes: this gate judges by what follows the guess."""
         return torch.full(judged.shape[:-1], math.inf, dtype=judged.dtype, device=judged.device)
 
     def judged_by(self, law: Law) -> Tensor:
@@ -71,10 +71,10 @@ class Judge(GatedRule):
         return [False, *(fine and can for fine, can in zip(harmless[1:], possible, strict=True))]
 
     def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:
-        """As if the law after the guess were the one before it: the only one that is known here."""
+        """Approximates the law after the guess by the law before it, the only one known here."""
         judged = p if judged is None else judged
         return self._outcome(p, q, self._harmless(judged)[..., None] & (judged > 0))
 
     def _harmless(self, judged: Tensor) -> Tensor:
-        """[..., N] whether each node's own token is."""
+        """[..., N] whether the head finds each node's own token harmless."""
         return self.head.log_odds(judged) > self._least

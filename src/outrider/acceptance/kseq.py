@@ -36,7 +36,7 @@ from outrider.core.twins import first_twins
 from outrider.core.verdict import Verdict
 
 _PRECISION = 1e-7
-"""How close to rho* the upper end of the bisection comes. Not a matter of exactness: any rho above rho* is exact."""
+"""How close the bisection comes to rho*. Exactness does not depend on it: any rho above rho* is exact."""
 
 
 @final
@@ -102,7 +102,7 @@ def _smallest_factor(p: Tensor, q: Tensor, count: Tensor) -> Tensor:
 
 
 def _missing_part(p: Tensor, q: Tensor, *, rho: Tensor, count: Tensor) -> Tensor:
-    """[..., V] what the target is owed when none of the guesses was accepted."""
+    """[..., V] the residual when none of the guesses was accepted."""
     supplied = torch.minimum(p / rho[..., None], q)
     beta = supplied.sum(-1)
     kept = 1 - (1 - beta).clamp(min=0) ** count

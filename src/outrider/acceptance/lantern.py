@@ -31,14 +31,14 @@ from outrider.core.errors import OptionError
 
 @dataclass(frozen=True, eq=False)
 class LanternOptions:
-    """How many neighbours may speak for a guess, and how much they may say."""
+    """How many neighbours count for a guess, and how much they may add."""
 
     num_neighbours: int = 10
-    """k: nearest codes that are looked at; 0 is exact."""
+    """k: number of nearest codes considered; 0 is exact."""
     lantern_delta: float = 0.05
-    """delta: most probability that is added to a guess's own; 0 is exact."""
+    """delta: most probability added to a guess's own; 0 is exact."""
     codebook: Tensor | None = field(default=None, repr=False)
-    """[V, D] a vector per token; without it tokens stand on a line by their numbers."""
+    """[V, D] a vector per token. Without it a token's position is its number."""
 
     def __post_init__(self) -> None:
         _check_count(self.num_neighbours)
@@ -48,14 +48,14 @@ class LanternOptions:
 
 @dataclass(frozen=True, eq=False)
 class LanternPlusOptions:
-    """How many neighbours may speak for a guess, and how many times it may grow."""
+    """How many neighbours count for a guess, and by what factor its probability may grow."""
 
     num_neighbours: int = 10
-    """k: nearest codes that are looked at; 0 is exact."""
+    """k: number of nearest codes considered; 0 is exact."""
     lantern_lambda: float = 2.0
-    """lambda: the guess's own probability may grow to so many times; 1 is exact."""
+    """lambda: largest factor by which the guess's own probability may grow; 1 is exact."""
     codebook: Tensor | None = field(default=None, repr=False)
-    """[V, D] a vector per token; without it tokens stand on a line by their numbers."""
+    """[V, D] a vector per token. Without it a token's position is its number."""
 
     def __post_init__(self) -> None:
         _check_count(self.num_neighbours)
@@ -69,7 +69,7 @@ def _check_count(count: int) -> None:
 
 
 class NeighbourRule(RelaxedRule):
-    """The test with the neighbours' probabilities added; a rule says how much may be added."""
+    """The acceptance test with the neighbours' probabilities added. A rule says how much may be added."""
 
     def __init__(self, num_neighbours: int, codebook: Tensor | None) -> None:
         self._num_neighbours = num_neighbours
@@ -100,7 +100,7 @@ class NeighbourRule(RelaxedRule):
         return torch.where(sums <= self.bound(at(p, guess))[:, None], sums, 0.0).amax(-1)
 
     def _sums(self, p: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-        """[M, k] the neighbours of each guess, and the probability of the first j of them."""
+        """[M, k] the neighbours of each guess, and [M, k] the cumulative probabilities of the first j of them."""
         near = self._near.nearest(self._num_neighbours, p.shape[1], p.device)[guess]
         return near, p.gather(1, near).cumsum(-1)
 

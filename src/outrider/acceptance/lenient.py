@@ -75,5 +75,6 @@ class Lenient(LossyRule):
         return OneGuess(supplied + (1 - kept)[..., None] * owed / owed.sum(-1, keepdim=True), kept)
 
     def _near(self, p: Tensor, judged: Tensor) -> Tensor:
-        """[..., V] tokens near enough to the best where only one is possible. (Strictly, so that l = 1 keeps no ties.)"""
+        """[..., V] tokens near enough to the best where only one is possible. The test is strict, so that l = 1 keeps
+        no ties."""
         return is_single(p)[..., None] & (judged > self.options.lenience * judged.amax(-1, keepdim=True))

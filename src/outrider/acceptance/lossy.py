@@ -1,4 +1,4 @@
-"""What every lossy rule is: a rule that keeps more guesses than the target's law allows, and can say how many more.
+"""Lossy rules keep more guesses than the target's law allows, and can compute how much they lose.
 
 A lossy rule judges guesses by a law. That is p itself, except at temperature 0: there p is a point mass that says
 nothing of the other tokens, so the softmax of the same logits is judged instead, while the token drawn is still p's.
@@ -33,7 +33,8 @@ class OneGuess:
 
 
 class LossyRule(AcceptanceRule):
-    """A rule whose output law is not the target's. ``exact_for`` names the draws its lossless end is exact for."""
+    """A rule whose output law is not the target's. ``exact_for`` names the draws for which its lossless setting is
+    exact."""
 
     lossless: ClassVar = False
 
@@ -42,7 +43,7 @@ class LossyRule(AcceptanceRule):
 
     @abstractmethod
     def judge_row(self, row: RowDraft, judged: Tensor, source: RandomSource) -> RowVerdict:
-        """The scalar rule with the law guesses are judged by, ``judged`` [N, V], beside the law tokens are drawn from."""
+        """The scalar rule. ``judged`` [N, V] are the laws by which guesses are judged; tokens are still drawn from p."""
 
     @abstractmethod
     def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.core.errors import OptionError
 
 _ROWS = 1024
-"""Tokens whose distances to all others are computed at once."""
+"""Tokens whose distances to all others are computed at once, to bound memory."""
 
 
 @final

@@ -20,16 +20,16 @@ LANE = 0
 """The lane of a round's one residual draw."""
 
 NOTHING = 1e-12
-"""A residual is reached with at most about the probability of its mass, so one this small is the work of rounding."""
+"""Residual masses below this are rounding errors: a residual is reached with about the probability of its mass."""
 
 
 def ratio(p: float, q: float) -> float:
-    """min(1, p / q), and 0 for 0 / 0: a token the target cannot say is never kept, whatever the draft says of it."""
+    """min(1, p / q), and 0 for 0 / 0: a token with p = 0 is never kept, whatever q is."""
     return p / q if p < q else float(p > 0)
 
 
 def surplus(p: Tensor, q: Tensor) -> Tensor:
-    """(p - q)+, what the target gives beyond the draft."""
+    """(p - q)+, the target's probability beyond the draft's."""
     return (p - q).clamp(min=0)
 
 

@@ -15,7 +15,7 @@ from outrider.core.tree import TokenTree
 
 
 def given_to(tree: TokenTree, probs: Tensor) -> Tensor:
-    """[B, N - 1] what ``probs`` [B, N, V] gives every guess after its parent."""
+    """[B, N - 1] the probability that ``probs`` [B, N, V] gives each guess after its parent."""
     return probs.flatten(1).gather(1, tree.parents[:, 1:] * probs.shape[2] + tree.tokens[:, 1:])
 
 

@@ -21,7 +21,7 @@ from outrider.core.verdict import RowVerdict
 
 
 class TogetherRule(AcceptanceRule, ABC):
-    """Lossless for independent guesses. A rule says which of the guesses below a node it accepts."""
+    """Lossless for independent guesses. A subclass decides which of the guesses below a node is accepted."""
 
     exact_for: ClassVar = (Draws.IID,)
     shape: ClassVar = Shape.TREE
@@ -29,8 +29,8 @@ class TogetherRule(AcceptanceRule, ABC):
 
     @abstractmethod
     def accept_row(self, row: RowDraft, end: int, guesses: Sequence[int], source: RandomSource) -> tuple[int | None, Tensor]:
-        """The token accepted among the nodes ``guesses`` below ``end``, or None. With None the next token is drawn from the
-        second value, weights [V]."""
+        """The token accepted among the nodes ``guesses`` below ``end``, or None. With None, the next token is drawn
+        from the second result, weights [V]."""
 
     def walk_row(self, row: RowDraft, source: RandomSource) -> RowVerdict:
         reached = [0]  # nodes that spell the accepted tokens; the first stands for all

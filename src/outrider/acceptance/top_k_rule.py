@@ -28,7 +28,7 @@ class TopKOptions:
     """How far down the target's ranking a guess may be."""
 
     accept_top_k: int = 2
-    """Guesses among the target's this many likeliest tokens are kept; 0 is exact."""
+    """Guesses among the target's ``accept_top_k`` likeliest tokens are kept; 0 is exact."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_top_k, int) or self.accept_top_k < 0:

@@ -47,7 +47,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 @final
 class Transport(TogetherRule):
-    """Keep the best of k independent guesses. Lane 2 n gives guess n its place, lane 2 n + 1 accepts it if it has won."""
+    """Keep the best of k independent guesses. Lane 2 n gives guess n its place; lane 2 n + 1 accepts it if it wins."""
 
     def accept_row(self, row: RowDraft, end: int, guesses: Sequence[int], source: RandomSource) -> tuple[int | None, Tensor]:
         p = row.p[end]
@@ -90,7 +90,8 @@ class Transport(TogetherRule):
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The coupling at a node: who exchanges places with whom, and how often a token wins. Float64, over any leading sizes."""
+    """The coupling at a node: which tokens exchange places, and how often each wins. Float64, with any leading
+    dimensions."""
 
     p: Tensor
     """[..., V] the target's law."""
@@ -160,7 +161,7 @@ def _norm(weights: Tensor) -> Tensor:
 
 
 def _first_place(plan: _Plan, row: RowDraft, guesses: Sequence[int], source: RandomSource) -> int:
-    """The guess that wins; places are asked for only where there is more than one."""
+    """The winning guess. Places are drawn only if there is more than one guess."""
     if len(guesses) == 1:
         return guesses[0]
     return min(guesses, key=lambda child: _place_row(plan, row.tokens[child], child, source))  # the earlier among equals
@@ -175,13 +176,13 @@ def _place_row(plan: _Plan, token: int, node: int, source: RandomSource) -> int:
 
 
 def _moves_row(plan: _Plan, token: int) -> list[tuple[int, float]]:
-    """Every place that a draw of ``token`` can move to, with the probability that it moves there or to an earlier one."""
+    """Every place to which a draw of ``token`` can move, with cumulative probabilities."""
     moves = plan.moves(torch.tensor([token]))
     return [(place, float(moves[place])) for place in (moves - _before(moves, 0.0)).nonzero()[:, 0].tolist()]
 
 
 def _place(plan: _Plan, tokens: Tensor, uniform: Tensor) -> Tensor:
-    """[B, N] the same for every guess of a batch, with one number each."""
+    """[B, N] the place of every guess of a batch, from one uniform number each."""
     token, uniform = tokens[..., None], uniform[..., None]
     moves = plan.moves(token)
     moved = (uniform >= moves).sum(-1)

@@ -60,7 +60,7 @@ class Traversal(AcceptanceRule):
 
 
 def _search(row: RowDraft, source: RandomSource, node: int, supply: float) -> tuple[int | None, Tensor]:
-    """The node at or below ``node`` that is kept, or None, and what is left of the law there."""
+    """The node at or below ``node`` that is kept, or None, and the residual law there."""
     p = row.p[node]
     q = p if row.q is None else row.q[node]
     for child in row.children(node):
@@ -81,7 +81,7 @@ def _search(row: RowDraft, source: RandomSource, node: int, supply: float) -> tu
 
 @dataclass(eq=False)
 class _Walk:
-    """The same search in every row at once: what is left of p and q at each node, and where a row has ended."""
+    """The same search in every row at once: the residuals of p and q at each node, and where each row has ended."""
 
     tree: TokenTree
     p: Tensor

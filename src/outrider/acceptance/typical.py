@@ -50,7 +50,7 @@ class TypicalOptions:
 
 
 @final
-class Typical(LossyRule):
+class TypicalAcceptance(LossyRule):
     """Keep what is typical of the target."""
 
     exact_for: ClassVar = (Draws.DETERMINISTIC, Draws.IID, Draws.WITHOUT_REPLACEMENT)
@@ -95,12 +95,12 @@ class Typical(LossyRule):
 
 
 def entropy(p: Tensor) -> Tensor:
-    """[...] of laws [..., V], in nats; tokens without probability add nothing."""
+    """[...] entropy of laws [..., V], in nats. Tokens with probability 0 add nothing."""
     return -torch.where(p > 0, p * p.log(), 0.0).sum(-1)
 
 
 def _likeliest(tree: TokenTree, entered: Tensor, given: Tensor) -> Tensor:
-    """[B] the deepest reached node, the likeliest path among equally deep ones, the lowest index among equals."""
+    """[B] the deepest reached node. Ties go to the likeliest path, then to the lowest index."""
     if tree.is_ragged:
         entered = entered & tree.valid[:, 1:]
     lost = (tree.ancestors[:, :, 1:] & ~entered[:, None]).any(-1)

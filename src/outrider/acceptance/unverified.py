@@ -34,7 +34,7 @@ class UnverifiedOptions:
     """How far a drafter is trusted."""
 
     num_unverified: int = 64
-    """Guesses of a round that are kept without a test, at most; 0 is lossless."""
+    """Most guesses of a round that are kept without a test; 0 is lossless."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_unverified, int) or self.num_unverified < 0:
@@ -51,7 +51,7 @@ class Unverified(GatedRule):
         self.options = options or UnverifiedOptions()
 
     def limit(self, judged: Tensor) -> Tensor:
-        """No probability is enough: the gate looks at whether the drafter went on."""
+        """No probability passes: this gate looks at whether the drafter continued."""
         return torch.full(judged.shape[:-1], math.inf, dtype=judged.dtype, device=judged.device)
 
     def gate(self, tree: TokenTree, judged: Tensor) -> Tensor:
@@ -66,6 +66,6 @@ class Unverified(GatedRule):
         return [False, *(can and place <= last for place, can in enumerate(possible, 1))]
 
     def one_guess(self, p: Tensor, q: Tensor, *, judged: Tensor | None = None) -> OneGuess:
-        """The outcome of a guess that the drafter went on from."""
+        """The outcome of a guess from which the drafter continued."""
         judged = p if judged is None else judged
         return self._outcome(p, q, (judged > 0) & (self.options.num_unverified > 0))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.api import LLM
-from outrider.bench.curves import Clock, Curve, measure_curves
+from outrider.bench.curves import Clock, PassCurve, measure_curves
 from outrider.bench.decode import decode
 from outrider.bench.tally import Tally
 from outrider.core.method import Method
@@ -27,10 +27,10 @@ _LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33)
 class RoundCosts:
     """Seconds of the parts of a round."""
 
-    verify: Curve
+    verify: PassCurve
     host: float
     """What a plain round takes beyond its pass."""
-    extra: Curve | None = None
+    extra: PassCurve | None = None
     """What a round with guesses takes beyond that, by the number of guesses."""
 
     def seconds(self, length: float) -> float:
@@ -68,7 +68,7 @@ def undisturbed(samples: Sequence[Sample]) -> Sample:
 
 def pass_curve(
     llm: LLM, prompts: Sequence[Sequence[int]], *, max_tokens: int, repeats: int = 7, clock: Clock = time.perf_counter
-) -> Curve:
+) -> PassCurve:
     """Seconds of passes by size, in the middle of such texts."""
     context = max(1, min(int(statistics.mean(map(len, prompts))) + max_tokens // 2, llm.target.max_len - 65))
     nodes = [size for size in _LENGTHS if context + size < llm.target.max_len]
@@ -76,7 +76,7 @@ def pass_curve(
     return curve
 
 
-def plain_costs(curves: Sequence[Curve], plain: Sequence[Sample]) -> RoundCosts:
+def plain_costs(curves: Sequence[PassCurve], plain: Sequence[Sample]) -> RoundCosts:
     """The cost of a plain round, from repeated measurements of passes and of plain decoding."""
     seconds = tuple(map(min, zip(*(curve.seconds for curve in curves), strict=True)))
     curve = replace(curves[0], seconds=seconds)
@@ -100,4 +100,4 @@ def with_drafter(costs: RoundCosts, samples: Sequence[Sample]) -> RoundCosts:
     """The same with what runs of a drafter took in which nothing was accepted, at rising lengths."""
     guesses = tuple(one.guesses for one in samples)
     extra = tuple(one.round_seconds - costs.verify.at(1 + one.guesses) - costs.host for one in samples)
-    return replace(costs, extra=Curve(costs.verify.context, costs.verify.batch_size, guesses, extra))
+    return replace(costs, extra=PassCurve(costs.verify.context, costs.verify.batch_size, guesses, extra))

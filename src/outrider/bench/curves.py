@@ -28,7 +28,7 @@ NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
 @dataclass(frozen=True)
-class Curve:
+class PassCurve:
     """Seconds of a pass by number of nodes per row, at one context length and batch size."""
 
     context: int
@@ -49,8 +49,8 @@ class Curve:
         return {"context": self.context, "batch_size": self.batch_size, "nodes": self.nodes, "seconds": self.seconds}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Curve:
-        return Curve(data["context"], data["batch_size"], tuple(data["nodes"]), tuple(data["seconds"]))
+    def from_json(data: Mapping[str, Any]) -> PassCurve:
+        return PassCurve(data["context"], data["batch_size"], tuple(data["nodes"]), tuple(data["seconds"]))
 
 
 def measure_curves(
@@ -62,9 +62,9 @@ def measure_curves(
     repeats: int = 9,
     middle: Middle = statistics.median,
     clock: Clock = time.perf_counter,
-) -> list[Curve]:
+) -> list[PassCurve]:
     """Every combination of context and batch size that fits the model."""
-    found: list[Curve] = []
+    found: list[PassCurve] = []
     for batch_size in batch_sizes:
         for context in contexts:
             fitting = [size for size in nodes if context + size < target.max_len]
@@ -84,7 +84,7 @@ class Timing:
     clock: Clock
 
 
-def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: int, timing: Timing) -> Curve:
+def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: int, timing: Timing) -> PassCurve:
     chance = random.Random(0)
     cache = target.new_cache(batch_size)
     target.prefill([[chance.randrange(target.vocab_size) for _ in range(context)] for _ in range(batch_size)], cache)
@@ -97,7 +97,7 @@ def _curve(target: Target, nodes: Sequence[int], *, context: int, batch_size: in
             seconds = pass_seconds(target, trees[size], cache, clock=timing.clock)
             if repeat:  # the first of each size warms up
                 times[size].append(seconds)
-    return Curve(context, batch_size, tuple(nodes), tuple(timing.middle(times[size]) for size in nodes))
+    return PassCurve(context, batch_size, tuple(nodes), tuple(timing.middle(times[size]) for size in nodes))
 
 
 def _tree(target: Target, batch_size: int, size: int, chance: random.Random) -> TokenTree:

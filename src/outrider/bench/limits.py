@@ -35,7 +35,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Cost:
+class WarmUpCost:
     """What a setting takes, measured while warming up."""
 
     prefill: float
@@ -59,7 +59,7 @@ class Fitted:
 def fit(
     settings: Sequence[Setting],
     suites: Suites,
-    costs: Mapping[str, Cost],
+    costs: Mapping[str, WarmUpCost],
     *,
     limit: Limit,
     max_tokens: int,

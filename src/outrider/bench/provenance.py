@@ -39,19 +39,20 @@ def provenance(command: list[str] | None = None) -> dict[str, Any]:
     }
 
 
-def results_head(what: str, *, script: str) -> dict[str, Any]:
+def results_head(what: str, *, script: str | None = None) -> dict[str, Any]:
     """What a file of ``benchmarks/results`` says beside its rows: how, when, where and at which commit they were made.
-    ``script`` is the path of the program in the repository."""
-    made = provenance(["python", script, *sys.argv[1:]])
+    ``script`` is the path of the program in the repository; without it the command is one of ``outrider``."""
+    made = provenance(None if script is None else ["python", script, *sys.argv[1:]])
     place = made["gpu"] or made["cpu"]
     machine = f"{place}, {made['cores']} cores, torch {made['torch']}, load {made['load']}"
     return {"command": made["command"], "machine": machine, "date": made["date"][:10], "commit": made["commit"], "what": what}
 
 
-def keep_results(path: Path | None, what: str, rows: list[dict[str, Any]], *, script: str) -> dict[str, Any]:
-    """A file of ``benchmarks/results`` as a document, written where a path is given."""
-    document = {**results_head(what, script=script), "rows": rows}
+def keep_results(path: Path | None, what: str, rows: list[dict[str, Any]], *, script: str, **more: Any) -> dict[str, Any]:
+    """A file of ``benchmarks/results`` as a document, written where a path is given. It holds what ``more`` names, too."""
+    document = {**results_head(what, script=script), **more, "rows": rows}
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)  # a missing folder must not cost a run of half an hour
         path.write_text(json.dumps(document, indent=1) + "\n")
     return document
 

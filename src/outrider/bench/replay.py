@@ -1,8 +1,9 @@
 """Arrivals replayed against a fleet: how long requests wait, where the capacity model only divides.
 
-A trace is made from published statistics. Gaps between arrivals are gamma distributed, with a coefficient of variation for how
-bursty they are (BurstGPT, Wang et al. 2024, arXiv 2401.17644; 1 is Poisson). Lengths are log-normal around the medians of two
-services (Splitwise, Patel et al. 2024, arXiv 2311.18677). How far lengths spread is an assumption.
+A trace is read from a file of a public one, or made from published statistics. In a made one, gaps between arrivals are gamma
+distributed, with a coefficient of variation for how bursty they are (BurstGPT, Wang et al. 2024, arXiv 2401.17644; 1 is
+Poisson). Lengths are log-normal around the medians of two services (Splitwise, Patel et al. 2024, arXiv 2311.18677). How far
+lengths spread is an assumption.
 
 A replica reads prompts one after the other, first come, first served. While it reads, its rows wait. Otherwise its rows share
 its speed equally.
@@ -12,12 +13,15 @@ its speed equally.
 
 from __future__ import annotations
 
+import csv
 import heapq
 import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from os import PathLike
 from typing import final
 
 _LONGEST = 8192
@@ -68,6 +72,19 @@ def make_trace(workload: Workload, *, rate: float, seconds: float, cv: float, se
     return found
 
 
+def read_trace(path: str | PathLike[str], *, rate: float) -> list[Arrival]:
+    """Requests of a file with the columns TIMESTAMP, ContextTokens and GeneratedTokens, as Azure's traces of language models
+    have them (github.com/Azure/AzurePublicDataset). Time is compressed or stretched so that ``rate`` arrive a second."""
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = sorted(
+            (datetime.fromisoformat(row["TIMESTAMP"][:26]), float(row["ContextTokens"]), float(row["GeneratedTokens"]))
+            for row in csv.DictReader(file)
+        )
+    since = [(at - rows[0][0]).total_seconds() for at, _, _ in rows]
+    pace = len(rows) / (rate * since[-1])
+    return [Arrival(at * pace, prompt, output) for at, (_, prompt, output) in zip(since, rows, strict=True)]
+
+
 @dataclass(frozen=True)
 class Speeds:
     """What a replica can do."""
@@ -81,7 +98,7 @@ class Speeds:
 
 @final
 @dataclass(eq=False)
-class Replica:
+class SimulatedReplica:
     """One replica at a moment."""
 
     speeds: Speeds
@@ -148,7 +165,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayOutcome:
     """What a trace did to a fleet."""
 
     num_replicas: int
@@ -161,9 +178,9 @@ class Replayed:
     """Share of the time in which a replica had anything to do."""
 
 
-def replay(trace: Sequence[Arrival], speeds: Speeds, num_replicas: int) -> Replayed:
+def replay(trace: Sequence[Arrival], speeds: Speeds, num_replicas: int) -> ReplayOutcome:
     """Every request goes to the replica with the fewest requests, and is answered in the end."""
-    replicas = [Replica(speeds) for _ in range(num_replicas)]
+    replicas = [SimulatedReplica(speeds) for _ in range(num_replicas)]
     for arrival in trace:
         for replica in replicas:
             replica.advance(arrival.at)
@@ -178,7 +195,7 @@ def replay(trace: Sequence[Arrival], speeds: Speeds, num_replicas: int) -> Repla
         for many in (lambda one: one.waits, lambda one: one.firsts, lambda one: one.totals)
     )
     assert len(totals) == len(trace), "every request is answered"
-    return Replayed(
+    return ReplayOutcome(
         num_replicas,
         _quantile(waits, 0.5),
         _quantile(waits, 0.99),
@@ -189,7 +206,7 @@ def replay(trace: Sequence[Arrival], speeds: Speeds, num_replicas: int) -> Repla
     )
 
 
-def fewest(trace: Sequence[Arrival], speeds: Speeds, *, wait_p99: float, most: int = 200) -> Replayed:
+def fewest(trace: Sequence[Arrival], speeds: Speeds, *, wait_p99: float, most: int = 200) -> ReplayOutcome:
     """The smallest fleet in which 99 of 100 requests wait no longer than this, by halving."""
     low, high = 1, most
     while low < high:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from outrider.bench.curves import Curve
+from outrider.bench.curves import PassCurve
 from outrider.bench.peers.race import OURS
 from outrider.bench.report_style import STYLE
 from outrider.bench.settings import BASELINE
@@ -131,7 +131,7 @@ def _acceptance(found: Sequence[Line]) -> str:
 
 
 def _costs(document: Mapping[str, Any]) -> str:
-    curves = [Curve.from_json(data) for data in document.get("curves", ())]
+    curves = [PassCurve.from_json(data) for data in document.get("curves", ())]
     if not curves:
         return ""
     series = {

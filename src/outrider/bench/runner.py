@@ -17,7 +17,7 @@ import torch
 
 from outrider.api import LLM
 from outrider.bench.decode import Decoded, decode
-from outrider.bench.limits import Cost, Limit, fit
+from outrider.bench.limits import Limit, WarmUpCost, fit
 from outrider.bench.memory import added_bytes
 from outrider.bench.results import Cell, Results
 from outrider.bench.settings import BASELINE, Setting, Skipped
@@ -118,20 +118,20 @@ class Runner:
         """Every setting once at every batch size; given a limit, settings and prompts that do not fit are left out."""
         prompts = next(iter(self.suites.values()))
         small = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True, seed=0, temperature=self.config.temperature)
-        costs: dict[str, Cost] = {}
+        costs: dict[str, WarmUpCost] = {}
         self._say(f"warming up {len(self.settings)} settings")
         for setting in self.settings:
             if len(costs) > 1 and self.limit.passed(_WARM_SHARE):
                 break
             method, chunks = self._fresh(setting), [_padded(prompts[:size], size) for size in self.config.batch_sizes]
-            self.llm.rounds.capture(method, self.config.batch_sizes)
+            list(self.llm.rounds.prepare(method, self.config.batch_sizes, comes_at_once=True))
             done = [decode(self.llm, method, chunk, [small] * len(chunk)) for chunk in chunks]
             prefill = sum(one.prefill_seconds for one in done) / sum(len(prompt) for chunk in chunks for prompt in chunk)
-            costs[setting.label] = Cost(prefill, sum(one.seconds for one in done) / _WARM_TOKENS)
+            costs[setting.label] = WarmUpCost(prefill, sum(one.seconds for one in done) / _WARM_TOKENS)
         if self.config.seconds is not None:
             self._fit(costs)
 
-    def _fit(self, costs: Mapping[str, Cost]) -> None:
+    def _fit(self, costs: Mapping[str, WarmUpCost]) -> None:
         warm = [one for one in self.settings if one.label in costs]
         reason = f"the warm-up of the others took too long; allow more than {self.config.seconds:g} s"
         self.skipped += [Skipped(one.label, reason) for one in self.settings if one.label not in costs]

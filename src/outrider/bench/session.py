@@ -41,7 +41,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BenchOutcome:
     """What came of it."""
 
     lines: list[Line]
@@ -62,7 +62,7 @@ class Outcome:
         return lasting[max(others, key=lambda line: line.speedup.value, default=first).label]
 
 
-def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = lambda _: None) -> Outcome:
+def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = lambda _: None) -> BenchOutcome:
     """Measure, and write down where it was measured. The time limit begins here, before anything is prepared."""
     limit = Limit(bench.run.seconds)
     prompts = encode_suites(llm, bench)
@@ -95,7 +95,7 @@ def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = 
         "curves": [curve.to_json() for curve in _curves(llm, bench)] if with_curves else [],
         "interrupted": results.interrupted,
     }
-    return Outcome(found, skipped, document(found, results, skipped, about), runner.suites, settings)
+    return BenchOutcome(found, skipped, document(found, results, skipped, about), runner.suites, settings)
 
 
 def _curves(llm: LLM, bench: Bench) -> list[Any]:
@@ -126,7 +126,7 @@ def encode_suites(llm: LLM, bench: Bench) -> dict[str, list[list[int]]]:
     return found
 
 
-def short_document(outcome: Outcome, files: Mapping[str, str]) -> dict[str, Any]:
+def short_document(outcome: BenchOutcome, files: Mapping[str, str]) -> dict[str, Any]:
     """The last line of a bench's output: the figures that matter, and where the rest is."""
     first = outcome.lines[0]
     lines = [line for line in outcome.lines if (line.suite, line.batch_size) == (first.suite, first.batch_size)]

@@ -83,7 +83,7 @@ HARDWARE = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A decoder as its costs see it."""
 
     params: float
@@ -116,7 +116,7 @@ class Cluster:
     link: Wire | None = None
     """None: the hardware's own all-reduce among devices of one node."""
 
-    def pass_seconds(self, shape: Shape, num_nodes: float, *, batch_size: int, context: int) -> float:
+    def pass_seconds(self, shape: ModelShape, num_nodes: float, *, batch_size: int, context: int) -> float:
         """The roofline of one pass."""
         device, share = self.hardware, self.num_devices * self.hardware.efficiency
         read = shape.params * shape.bytes_per_param + batch_size * (context + num_nodes) * shape.kv_bytes_per_token
@@ -124,12 +124,12 @@ class Cluster:
         latency = shape.num_layers * self.layer_seconds(shape, batch_size * num_nodes)
         return max(read / device.bandwidth, multiplied / device.flops) / share + latency
 
-    def layer_seconds(self, shape: Shape, num_rows: float) -> float:
+    def layer_seconds(self, shape: ModelShape, num_rows: float) -> float:
         """Seconds of a layer beside multiplying: launches, and two all-reduces among several devices."""
         reduces = 2 * self.message_seconds(shape, num_rows) if self.num_devices > 1 else 0.0
         return self.hardware.layer_latency + reduces
 
-    def message_seconds(self, shape: Shape, num_rows: float) -> float:
+    def message_seconds(self, shape: ModelShape, num_rows: float) -> float:
         """One all-reduce of 16-bit states: every device sends and receives 2 (N - 1) / N of them."""
         if self.link is None:
             return self.hardware.reduce_latency
@@ -147,8 +147,8 @@ def hardware_named(name: str) -> Hardware:
 class Scenario:
     """A target and a draft on a cluster."""
 
-    target: Shape
-    draft: Shape | None
+    target: ModelShape
+    draft: ModelShape | None
     cluster: Cluster
     batch_size: int = 1
     context: int = 1024

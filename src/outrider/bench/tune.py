@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.api import LLM
-from outrider.bench.curves import Curve, measure_curves
+from outrider.bench.curves import PassCurve, measure_curves
 from outrider.bench.results import Cell, Results
 from outrider.bench.runner import RunConfig, Runner
 from outrider.bench.settings import BASELINE, Setting, Skipped, runnable
@@ -67,7 +67,7 @@ class Tuned:
     raced: list[Raced]
     forecasts: list[Forecast]
     skipped: list[Skipped]
-    curve: Curve
+    curve: PassCurve
 
     @property
     def pays(self) -> bool:
@@ -121,12 +121,12 @@ def _run(
     return Runner(llm, settings, {_SUITE: list(prompts)}, config=run).run()
 
 
-def _curve(llm: LLM, context: int, batch_size: int) -> Curve:
+def _curve(llm: LLM, context: int, batch_size: int) -> PassCurve:
     (curve,) = measure_curves(llm.target, nodes=_NODES, contexts=(max(1, context),), batch_sizes=(batch_size,), repeats=5)
     return curve
 
 
-def forecast(settings: Sequence[Setting], probed: Results, curve: Curve, batch_size: int) -> list[Forecast]:
+def forecast(settings: Sequence[Setting], probed: Results, curve: PassCurve, batch_size: int) -> list[Forecast]:
     """Expected speed-ups of every setting that can be predicted, the best first."""
     cells = [probed.cell(setting.label, _SUITE, batch_size) for setting in settings]
     plain = next(cell for cell in cells if cell.setting.method == BASELINE)
@@ -156,7 +156,7 @@ def _tokens(tally: Tally) -> float:
     return 1 + tally.num_accepted / max(tally.num_rounds, 1)
 
 
-def _chain_speeds(cells: Sequence[Cell], curve: Curve, *, host: float) -> list[tuple[Setting, float]]:
+def _chain_speeds(cells: Sequence[Cell], curve: PassCurve, *, host: float) -> list[tuple[Setting, float]]:
     """Every length: reach from the longest probe, seconds from a model that is held to all probes (``_rates``)."""
     long = cells[-1]
     tally = long.tally
@@ -166,7 +166,7 @@ def _chain_speeds(cells: Sequence[Cell], curve: Curve, *, host: float) -> list[t
     def model(guesses: float) -> float:
         return curve.at(1 + guesses) + drafting.at(guesses) + host
 
-    rates = Curve(curve.context, curve.batch_size, *_rates(cells, model))
+    rates = PassCurve(curve.context, curve.batch_size, *_rates(cells, model))
     found: list[tuple[Setting, float]] = []
     tokens, guesses = 1.0, 0.0
     for length in range(1, _LONGEST + 1):
@@ -177,14 +177,14 @@ def _chain_speeds(cells: Sequence[Cell], curve: Curve, *, host: float) -> list[t
     return found
 
 
-def _drafting(cells: Sequence[Cell]) -> Curve:
+def _drafting(cells: Sequence[Cell]) -> PassCurve:
     """Seconds of drafting by guesses: a straight line through the shortest and the longest probe."""
     short, long = (cells[i].tally for i in (0, -1))
     seconds = [tally.draft_seconds / max(tally.num_passes, 1) for tally in (short, long)]
     lengths = [_mean_depth(tally) for tally in (short, long)]
     per_guess = max(0.0, (seconds[1] - seconds[0]) / (lengths[1] - lengths[0])) if lengths[1] > lengths[0] + 0.1 else 0.0
     fixed = max(0.0, seconds[0] - per_guess * lengths[0])
-    return Curve(0, 1, (0.0, float(_LONGEST)), (fixed, fixed + per_guess * _LONGEST))
+    return PassCurve(0, 1, (0.0, float(_LONGEST)), (fixed, fixed + per_guess * _LONGEST))
 
 
 def _rates(cells: Sequence[Cell], model: Callable[[float], float]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from outrider.acceptance import Coupled
 from outrider.api import LLM
 from outrider.bench.costs import RoundCosts, Sample, pass_curve, plain_costs, run_once, undisturbed, with_drafter
-from outrider.bench.curves import Clock, Curve
+from outrider.bench.curves import Clock, PassCurve
 from outrider.bench.settings import BASELINE
 from outrider.bench.simulate import predicted_speed
 from outrider.core.method import Method
@@ -31,7 +31,7 @@ _CALIBRATED = (1, 4, 8)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedSpeed:
     """One setting: tokens per second as predicted and as measured."""
 
     rate: float
@@ -73,12 +73,12 @@ def validate(
     max_tokens: int = 64,
     num_rounds: int = 3,
     clock: Clock = time.perf_counter,
-) -> list[Prediction]:
+) -> list[PredictedSpeed]:
     """Every rate at every length."""
     texts = known_texts(llm, prompts, max_tokens=max_tokens)
     cells = [(rate, length) for rate in rates for length in lengths]
     runs: dict[tuple[float, int], list[Sample]] = {cell: [] for cell in [*cells, *((0.0, length) for length in _CALIBRATED)]}
-    curves: list[Curve] = []
+    curves: list[PassCurve] = []
     plain: list[Sample] = []
     for _ in range(num_rounds):
         curves.append(pass_curve(llm, prompts, max_tokens=max_tokens, clock=clock))
@@ -90,14 +90,14 @@ def validate(
     return [_prediction(cell, undisturbed(runs[cell]), costs, max_tokens=max_tokens) for cell in cells]
 
 
-def _prediction(cell: tuple[float, int], sample: Sample, costs: RoundCosts, *, max_tokens: int) -> Prediction:
+def _prediction(cell: tuple[float, int], sample: Sample, costs: RoundCosts, *, max_tokens: int) -> PredictedSpeed:
     rate, length = cell
     predicted = predicted_speed(max_tokens, length, sample.tally.by_depth, costs.seconds)
     measured = len(sample.by_prompt) * max_tokens / sample.seconds
-    return Prediction(rate, length, predicted, measured, sample.tally.acceptance)
+    return PredictedSpeed(rate, length, predicted, measured, sample.tally.acceptance)
 
 
-def predictions_table(found: Sequence[Prediction]) -> str:
+def predictions_table(found: Sequence[PredictedSpeed]) -> str:
     rows = [f"{'acceptance':>11}{'K':>4}{'predicted':>11}{'measured':>10}{'error':>8}{'came out':>10}"]
     for one in found:
         rows.append(

@@ -11,11 +11,13 @@ threads may use one model.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from threading import RLock
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +27,8 @@ PAGE_LEN = 64
 """Tokens of a page, unless another number is asked for."""
 _FIRST = 16
 """Pages to begin with, unless another number is asked for; so many are kept when nobody has a page."""
+_ALIGNED = 64
+"""Bytes; a line of the processor's cache."""
 
 
 @final
@@ -50,6 +54,8 @@ class PagePool:
         self.block = torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
         self.reclaim: Callable[[int], object] = lambda _: None
         """Asked to give back pages that are kept without need, until so many are free."""
+        self.told: Callable[[str, tuple[Any, ...]], object] = lambda *_: None
+        """Told what happens to the block beside passes, as calls of this class, for who keeps other heads of the same texts."""
         self.lock = RLock()
         self._is_held = False
         self._uses: list[int] = []
@@ -129,9 +135,21 @@ class PagePool:
         """A page of one's own instead of a shared one: the same numbers, and one user less there."""
         with self.lock:
             (own,) = self.take(1)
-            self.block[:, :, own] = self.block[:, :, page]
+            self.copy(own, page)
             self.release([page])
             return own
+
+    def copy(self, to: int, source: int) -> None:
+        """Write the numbers of one page to another."""
+        self.told("copy", (to, source))
+        self.block[:, :, to] = self.block[:, :, source]
+
+    def move(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
+        """Copy tokens: to which page and place, then from which page and place, one after the other."""
+        if moves:
+            self.told("move", (moves,))
+        for page, place, old_page, old_place in moves:
+            self.block[:, :, page, :, place] = self.block[:, :, old_page, :, old_place]
 
     def _grow(self, missing: int) -> None:
         old, needed = self.num_pages, self.num_pages + missing
@@ -144,8 +162,9 @@ class PagePool:
         self._resize(size if self.max_pages is None else min(size, self.max_pages))
 
     def _resize(self, size: int) -> None:
+        self.told("hold", (size,))
         old = self.num_pages
-        grown = self.block.new_zeros(*self.block.shape[:2], size, *self.block.shape[3:])
+        grown = _zeros((*self.block.shape[:2], size, *self.block.shape[3:]), self.block)
         grown[:, :, :old] = self.block
         self.block = grown
         self._uses += [0] * (size - old)
@@ -160,6 +179,17 @@ class PagePool:
         self.block = self.block[:, :, :0].clone()
         self._uses, self._free = [], []
         self.version += 1
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros of the type and on the device of another tensor. In the system's memory they are NumPy's: the system clears them
+    where they are first used, so that a round in which the pool grows does not wait for all of it."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    num_bytes = math.prod(shape) * like.element_size()
+    raw = np.zeros(num_bytes + _ALIGNED, np.uint8)
+    begin = -raw.ctypes.data % _ALIGNED
+    return torch.from_numpy(raw[begin : begin + num_bytes]).view(like.dtype).view(shape)
 
 
 @final

@@ -138,9 +138,8 @@ class PagedCache(LayeredCache):
             for place in {to // size for to, _ in moved}:
                 if self.pool.uses(pages[place]) > 1:
                     pages[place] = self.pool.copied(pages[place])
-            block = self.pool.block
-            for to, source in moved:
-                block[:, :, pages[to // size], :, to % size] = block[:, :, pages[source // size], :, source % size]
+            found = [(pages[to // size], to % size, pages[source // size], source % size) for to, source in moved]
+            self.pool.move(found)
 
 
 def _release_rows(pool: PagePool, pages: list[list[int]]) -> None:

@@ -45,7 +45,7 @@ class Recurrence:
     """Tokens of each row in the log."""
 
 
-class Columns(NamedTuple):
+class StateColumns(NamedTuple):
     """The memory of one layer."""
 
     state: Tensor
@@ -117,9 +117,9 @@ class RecurrentCache(Cache):
         """[B, heads, P, K] before the log."""
         return self._held.states[layer]
 
-    def columns(self, layer: int) -> Columns:
+    def columns(self, layer: int) -> StateColumns:
         """A layer's memory as native scans and kernels take it."""
-        return Columns(self._held.states[layer], self._held.log[layer], self._held.begin, self._held.end)
+        return StateColumns(self._held.states[layer], self._held.log[layer], self._held.begin, self._held.end)
 
     def write_inputs(self, layer: int, inputs: Tensor) -> Tensor:
         """Note the convolution inputs [B, N, C] of the nodes last reserved; returns those of window, log and nodes."""

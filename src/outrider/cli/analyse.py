@@ -6,6 +6,7 @@ import argparse
 import json
 
 from outrider.api import LLM
+from outrider.bench.provenance import model_name, results_head
 from outrider.bench.session import Bench, encode_suites
 from outrider.bench.suites import load_suites
 from outrider.bench.surplus.analysis import analyse, table
@@ -34,5 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         samples = [sample_of(llm.target, text) for text in texts]
     with waiting("training probes"):
         found = analyse(samples, readout, num_offsets=arguments.offsets, options=ProbeOptions(num_steps=arguments.steps))
+    if arguments.out:
+        what = f"what hidden states know beyond the next token, {model_name(name)}"
+        arguments.out.write_text(json.dumps({**results_head(what), **found.to_json(), "rows": found.rows()}, indent=1) + "\n")
     print(json.dumps(found.to_json()) if arguments.json else table(found))
     return 0

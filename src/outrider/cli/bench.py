@@ -16,7 +16,7 @@ from outrider.bench.peers.peer import VARIANTS, PeerSpec
 from outrider.bench.peers.race import peers_table, race_peers
 from outrider.bench.report import report
 from outrider.bench.runner import RunConfig
-from outrider.bench.session import Bench, Outcome, run_bench, short_document
+from outrider.bench.session import Bench, BenchOutcome, run_bench, short_document
 from outrider.bench.settings import Grid
 from outrider.bench.suites import load_suites
 from outrider.bench.table import table
@@ -46,8 +46,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _peers(llm: LLM, outcome: Outcome, arguments: argparse.Namespace, drafts: list[str]) -> dict[str, Any]:
-    """Other engines against our plain decoding and our fastest setting of this bench."""
+def _peers(llm: LLM, outcome: BenchOutcome, arguments: argparse.Namespace, drafts: list[str]) -> dict[str, Any]:
+    """Race other engines against our plain decoding and our fastest setting of this bench."""
     asked = list(VARIANTS) if "all" in arguments.peer else arguments.peer
     model = str(local_path(llm.model_name))
     specs = [PeerSpec.of(text, model=model, draft=str(local_path(drafts[0])) if drafts else None) for text in asked]
@@ -64,8 +64,8 @@ def _peers(llm: LLM, outcome: Outcome, arguments: argparse.Namespace, drafts: li
     )
 
 
-def finish(outcome: Outcome, arguments: argparse.Namespace) -> None:
-    """Write the files; the last line of standard output is one JSON document."""
+def finish(outcome: BenchOutcome, arguments: argparse.Namespace) -> None:
+    """Write the files. The last line of standard output is one JSON document."""
     files: dict[str, str] = {}
     for name, path in (("json", arguments.json), ("html", arguments.html)):
         if path is not None:
@@ -86,7 +86,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def bench_of(arguments: argparse.Namespace) -> Bench:
-    """The options as a plan, checked before any model is loaded."""
+    """The bench that the options describe, checked before any model is loaded."""
     methods = [] if arguments.methods == "all" else names_of(arguments.methods)
     grid = Grid(
         methods=methods,
@@ -114,7 +114,7 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
 
 
 def load_pair(arguments: argparse.Namespace) -> tuple[LLM, list[str]]:
-    """The target with its drafts, where there are any, and the drafts' names."""
+    """The target, its drafts if there are any, and the drafts' names."""
     ready_to_measure()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -139,12 +139,12 @@ def _method_options(pairs: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def names_of(text: str) -> list[str]:
-    """Names with commas between them."""
+    """Names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def numbers_of(option: str, text: str) -> list[int]:
-    """Whole numbers of at least 1 with commas between them."""
+    """Whole numbers of at least 1, separated by commas."""
     try:
         numbers = [int(part) for part in names_of(text)]
     except ValueError:

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @final
 class Chat:
-    """A conversation, and how it is held."""
+    """A conversation with its settings."""
 
     def __init__(self, llm: LLM, params: SamplingParams, *, trace_file: Path | None = None, system: str | None = None) -> None:
         self.llm, self.params, self.trace_file = llm, params, trace_file
@@ -117,7 +117,7 @@ class Chat:
 
 
 def _read_line(source: TextIO) -> str:
-    """A line; in a terminal with the arrow keys and the history of GNU readline, where Python has it."""
+    """Read a line. In a terminal it has GNU readline's editing and history, if Python has readline."""
     if not source.isatty():
         print(bold("> "), end="", flush=True, file=sys.stderr)
         return source.readline()

@@ -25,7 +25,7 @@ from outrider.drafters.copying.datastore import Datastore
 from outrider.drafters.copying.datastore_build import build_datastore
 
 _PIECE = 1 << 20
-"""Characters tokenized at once: a long text is cut at the end of a line near this length, to keep memory bounded."""
+"""Characters tokenized at once. A longer text is split at a line end near this length, to bound memory."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def fingerprint(codec: TextCodec) -> str:
-    """The same for two tokenizers exactly when their ids mean the same."""
+    """A digest that is equal for two tokenizers exactly when their ids mean the same."""
     vocabulary = sorted(codec.tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 

@@ -11,7 +11,7 @@ _PROMPT = "Once upon a time, there was a little fox who"
 
 
 def demo_words(max_tokens: int) -> list[str]:
-    """The command behind ``outrider demo``: ``outrider generate`` with a prompt of ours, compared with plain decoding."""
+    """The arguments of ``outrider demo``: ``outrider generate`` with our prompt, compared with plain decoding."""
     return ["generate", _PROMPT, "--max-tokens", str(max_tokens), "--show", "--compare"]
 
 

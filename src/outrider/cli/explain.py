@@ -23,7 +23,7 @@ _WIDTH = 112
 
 @dataclass(frozen=True)
 class OptionHelp:
-    """One option: what it means, and what it is if nobody says otherwise."""
+    """One option with its meaning and its default."""
 
     name: str
     default: str
@@ -124,7 +124,7 @@ def _options(kind: type, changed: Mapping[str, Any]) -> list[OptionHelp]:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass; nothing for a class whose source is not at hand."""
+    """The docstring under each field of a dataclass; empty if the source is not available."""
     try:
         source = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     except (OSError, TypeError):
@@ -139,6 +139,6 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _hanging(label: str, text: str) -> list[str]:
-    """A label, then text whose further lines begin below its first."""
+    """A label, followed by text with a hanging indent."""
     first, *rest = textwrap.wrap(text, max(40, _WIDTH - len(label)), break_long_words=False) or [""]
     return [f"{label}{first}".rstrip(), *(" " * len(label) + line for line in rest)]

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _export_gguf(folder: Path, out: Path, arguments: argparse.Namespace) -> None:
-    """A draft model, or heads: the latter with the tokenizer of their target."""
+    """Export a draft model, or heads with their target's tokenizer."""
     raw = read_config(folder)
     if not is_heads(raw):
         export_gguf(folder, out, raw=raw, dtype=arguments.dtype)

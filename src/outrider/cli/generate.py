@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from outrider.api import LLM, RequestOutput
-from outrider.cli.offline import Answers, job_seed, run_job, settings_of
+from outrider.cli.offline import AnswerWriter, job_seed, run_job, settings_of
 from outrider.cli.options import load_llm, sampling_of, with_grammar
 from outrider.cli.parsers.generate import STOPPING
 from outrider.cli.progress import first_explained, waiting
@@ -27,7 +27,7 @@ from outrider.engine.beam import BeamOptions
 from outrider.models.native import ready_to_measure
 
 _REPEATS = 3
-"""Timed runs of each side of a comparison, taken in turns after one warm-up."""
+"""Timed runs of each side of a comparison, alternating after one warm-up each."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def _on_ray(arguments: argparse.Namespace, texts: list[str]) -> int:
         "batch_size",
     )
     settings = settings_of(arguments, [name for name in sorted(vars(arguments)) if name not in left_out])
-    count = run_job(arguments, texts, partial(Answers, arguments), arguments.out, settings)
+    count = run_job(arguments, texts, partial(AnswerWriter, arguments), arguments.out, settings)
     print(f"{arguments.out}: {count} answers")
     return 0
 
@@ -117,7 +117,7 @@ def _read_prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 def _stream(llm: LLM, prompt: str | list[int], text: str, params: SamplingParams, *, show: bool) -> RequestOutput:
-    """Print as it is written."""
+    """Print the text as it is generated."""
     painter = _Painter(llm, prompt)
     last: RequestOutput | None = None
     for number, chunk in enumerate(first_explained(llm.stream(prompt, params), "reading the prompt")):
@@ -131,7 +131,7 @@ def _stream(llm: LLM, prompt: str | list[int], text: str, params: SamplingParams
 
 
 class _Painter:
-    """Colours tokens as they arrive; a character of several tokens takes the colour of the one that completes it."""
+    """Colours tokens as they arrive. A character made of several tokens has the colour of the last one."""
 
     def __init__(self, llm: LLM, prompt: str | list[int]) -> None:
         ids = llm.codec.encode(prompt) if isinstance(prompt, str) else prompt
@@ -150,7 +150,7 @@ class Comparison:
     plain_speed: float
     fast_speed: float
     idle: Idle | None
-    """Why the last round of a text without guesses had none."""
+    """Why a text has no guesses: the reason of its last round."""
 
     @property
     def identical(self) -> bool:
@@ -161,13 +161,13 @@ class Comparison:
         return self.fast_speed / self.plain_speed
 
     def verdict(self, device: str) -> str:
-        """Whether speculation paid, and why not."""
+        """Whether speculation paid, and if not, why."""
         plain, fast = ([output.stats for output in side] for side in (self.plain, self.fast))
         return verdict(plain, fast, speedup=self.speedup, device=device, identical=self.identical, idle=self.idle)
 
 
 def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
-    """Median speeds of interleaved runs, one warm-up each."""
+    """Median speeds of alternating runs, after one warm-up each."""
     plain_method = llm.compose("plain")
     speeds: dict[str, list[float]] = {"plain": [], "fast": []}
     outputs: dict[str, list[RequestOutput]] = {}
@@ -186,7 +186,7 @@ def measure(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
 
 
 def _timed(llm: LLM, prompts: list[Any], params: SamplingParams, method: Method) -> tuple[list[RequestOutput], float]:
-    """Outputs and tokens per second of decoding (prefill excluded; rows of a batch share their rounds)."""
+    """Outputs, and decoding speed in tokens per second without prefill. Rows of a batch share their rounds."""
     outputs = llm.generate(prompts, params, method=method)
     seconds = max(output.stats.seconds for output in outputs)
     return outputs, sum(output.stats.num_tokens for output in outputs) / seconds

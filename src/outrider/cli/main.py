@@ -24,7 +24,8 @@ COMMANDS = {
     "demo": "watch the bundled models write, plain and speculative",
     "generate": "continue a prompt",
     "chat": "talk to a model in the terminal",
-    "imagine": "draw an image, and show how its codes were accepted",
+    "route": "let a small model write some of the steps (lossy)",
+    "imagine": "draw an image, and show how its tokens were accepted",
     "serve": "serve the OpenAI API, and a page to watch it",
     "methods": "list methods, acceptance rules and policies, or explain one",
     "info": "describe a model",
@@ -42,7 +43,7 @@ COMMANDS = {
     "datastore": "build or inspect a corpus to copy from",
     "viz": "replay a recorded trace in a page",
 }
-"""Every subcommand, in the order of the help, with its line in it."""
+"""Every subcommand in the order of the help, with its one-line description."""
 
 _DESCRIPTION = """Language models generate faster without changing what they say.
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> ModuleType:
-    """What a command does; a package that it needs and that is not installed is named."""
+    """The function that runs a command. A missing package is named in the error."""
     try:
         with waiting("loading PyTorch"):
             return import_module(f"outrider.cli.{name}")
@@ -85,14 +86,14 @@ def _command(name: str) -> ModuleType:
 
 
 def console() -> int:
-    """``main`` as a process. It skips the last garbage collection, which would take most of a second."""
+    """``main`` as a process. It skips the final garbage collection, which takes most of a second."""
     code = main()
     gc.freeze()
     return code
 
 
 def _parser(command: str | None) -> Parser:
-    """A parser that knows every command by name, and the asked one with its options."""
+    """A parser with the names of all commands, and the options of the given one."""
     if command is not None and command not in COMMANDS:
         raise OptionError(f"unknown command {command!r}; {nearest(command, COMMANDS)}")
     parser = Parser(prog="outrider", description=_DESCRIPTION)

@@ -21,7 +21,7 @@ from outrider.train.regenerate import regenerated, seeded
 
 
 @final
-class Answers:
+class AnswerWriter:
     """Writes the lines of ``outrider generate``."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -56,12 +56,12 @@ class Regenerated:
 
 
 def settings_of(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Arguments that lines depend on."""
+    """The arguments on which output lines depend."""
     return {name: str(vars(arguments)[name]) for name in names}
 
 
 def job_seed(arguments: argparse.Namespace, out: Path) -> int | None:
-    """None where the request's own seed holds, or nothing is drawn. Else a seed of the job, kept for when it is resumed."""
+    """The job's seed, kept for when it is resumed. None if the requests have a seed or nothing is sampled."""
     if arguments.seed is not None or arguments.temperature == 0:
         return None
     note = out.with_name(out.name + ".seed")

@@ -16,7 +16,7 @@ from outrider.core.errors import OptionError
 from outrider.core.params import SamplingParams
 
 CONFIG_KIND = "outrider config"
-"""What a file written by ``outrider tune`` says it is."""
+"""The kind of file that ``outrider tune`` writes."""
 
 
 _SAMPLING = (
@@ -26,12 +26,12 @@ _SAMPLING = (
 
 
 def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
-    """Everything but the grammar, which needs the model's tokenizer: see ``with_grammar``."""
+    """Sampling parameters without the grammar, which needs the model's tokenizer: see ``with_grammar``."""
     return SamplingParams(**{name: vars(arguments)[name] for name in _SAMPLING})
 
 
 def with_grammar(params: SamplingParams, llm: LLM, arguments: argparse.Namespace) -> SamplingParams:
-    """The same, constrained to the grammar that was asked for."""
+    """The parameters with the grammar that was asked for."""
     for name in ("json_schema", "ebnf", "regex"):
         source = vars(arguments)[name]
         if isinstance(source, Path) and not source.is_file():
@@ -43,7 +43,7 @@ def with_grammar(params: SamplingParams, llm: LLM, arguments: argparse.Namespace
 
 
 def method_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """``-O name=value`` pairs, values read as numbers where they are numbers."""
+    """``-O name=value`` pairs. Values that look like numbers become numbers."""
     options: dict[str, Any] = {}
     for pair in arguments.option:
         name, equals, value = pair.partition("=")
@@ -92,7 +92,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """A config as ``outrider tune`` writes it."""
+    """Read a config that ``outrider tune`` wrote."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -15,7 +15,7 @@ from outrider.core.errors import OptionError, closest
 
 @final
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of a description, and ends an option's help with its default."""
+    """Keeps the line breaks of descriptions, and adds the default to an option's help."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default, text = action.default, action.help or ""
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         raise OptionError(f"{message}; see `{self.prog} --help`")
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The arguments; one that nobody knows is refused with the nearest option."""
+        """Parse the arguments. An unknown one is refused, and the nearest option suggested."""
         first = arguments[0].partition("=")[0] if arguments else ""
         if first.startswith("-") and not any(option.startswith(first) for option in self.options()):
             self._refuse(first)  # argparse would miss a command first

@@ -19,22 +19,22 @@ from typing import TextIO, TypeVar, cast
 _Item = TypeVar("_Item")
 
 PATIENCE = 2.0
-"""Seconds that need no explanation."""
+"""Seconds of waiting that need no explanation."""
 _AGAIN = 30.0
-"""Seconds from one plain line to the next."""
+"""Seconds between two lines outside a terminal."""
 _NEXT = 0.5
-"""A wait that begins so many seconds after another one goes on with its silence."""
+"""A wait that begins within this many seconds of another one continues its silence."""
 
 
 @dataclass
 class _Silence:
-    """How long nothing was said."""
+    """How long nothing was printed."""
 
     since: float
     until: float
 
     def before(self, now: float) -> float:
-        """Seconds of silence that a wait which begins now goes on with."""
+        """Seconds of silence before a wait that begins now."""
         return now - self.since if now - self.until < _NEXT else 0.0
 
 
@@ -43,7 +43,7 @@ _silence = _Silence(time.perf_counter(), time.perf_counter())
 
 @contextmanager
 def waiting(what: str, *, patience: float | None = None, out: TextIO | None = None) -> Iterator[None]:
-    """``with waiting("loading model"): ...`` explains the wait on standard error, if there is one."""
+    """``with waiting("loading model"): ...`` explains a long wait on standard error."""
     if os.environ.get("OUTRIDER_QUIET", "0") not in ("", "0"):
         yield
         return
@@ -66,7 +66,7 @@ def waiting(what: str, *, patience: float | None = None, out: TextIO | None = No
 
 
 def first_explained(items: Iterable[_Item], what: str) -> Iterator[_Item]:
-    """The same items; the wait for the first of them is explained."""
+    """Yields the items, and explains the wait for the first one."""
     pending, none = iter(items), object()
     with waiting(what):
         first = next(pending, none)

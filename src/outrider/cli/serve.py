@@ -60,34 +60,27 @@ def run(arguments: argparse.Namespace) -> int:
         first, *others = load_all(arguments, kept)
         for one in (first, *others):
             _warm_up(one.llm, arguments)
-            _read_prices(one.llm, arguments)
-        lessons = _lessons(first.llm, arguments) if arguments.learn else {}
+        learning = _learning(first.llm, arguments) if arguments.learn else {}
         spans = exported_to(arguments.otlp_endpoint, replica=settings.replica) if arguments.otlp_endpoint else None
-        service = Service(first.llm, settings, name=first.name, spans=spans, **lessons)
+        service = Service(first.llm, settings, name=first.name, spans=spans, **learning)
         inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None)  # the first one's guard is at the door
         more = [Service(one.llm, inner, name=one.name, parent=one.parent and service.name, spans=spans) for one in others]
+        for one in (service, *more):
+            one.prepare(is_warm=arguments.warm_up)
         lost = [_watched(one.llm) for one in (service, *more)]
         serve(service, listener, page=live_page(), on_ready=_teller([service, *more]), on_drain=_farewell, others=more)
     return 1 if any(lost) else 0
 
 
 def _warm_up(llm: LLM, arguments: argparse.Namespace) -> None:
-    """Capture rounds of every number of rows that the server forms: powers of two, up to ``max_rows``."""
+    """Capture rounds for every batch size that the server forms: powers of two up to ``max_rows``."""
     if arguments.warm_up and arguments.memory_budget is None:  # with a budget no round is captured
         sizes = [1 << power for power in range(arguments.max_rows.bit_length())]
         llm.warm_up(batch_sizes=sorted({*sizes, num_slots(arguments.max_rows)}), progress=True)
 
 
-def _read_prices(llm: LLM, arguments: argparse.Namespace) -> None:
-    """Measure now what rounds cost, of the server's own method and of the one for predictions: the first request of either
-    would make all others wait. It takes a second, once on a machine. Captured rounds are only tried where they are prepared."""
-    if arguments.warm_up or not llm.target.traits.can_be_captured:
-        for method in (llm.method, llm.compose("reference")):
-            method.policy.start(1)
-
-
-def _lessons(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the service is told about learning."""
+def _learning(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The service's arguments for learning."""
     from outrider.cli.serve_learning import taught
     from outrider.train.online import OnlineSettings
 
@@ -100,7 +93,7 @@ def _lessons(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _teller(services: Sequence[Service]) -> Callable[[int], None]:
-    """Says where it listens, once it does."""
+    """Prints the address once the server listens."""
     settings = services[0].settings
 
     def ready(port: int) -> None:
@@ -114,13 +107,13 @@ def _teller(services: Sequence[Service]) -> Callable[[int], None]:
 
 
 def _farewell() -> None:
-    """Explains the wait after a signal."""
+    """Explain the wait after a signal."""
     print("outrider: ending once running requests have finished; a second signal ends it at once ...", file=sys.stderr)
 
 
 def _watched(llm: LLM) -> list[str]:
-    """Ends the server when a rank of a divided model dies: requests get an error, the process its exit code. Returns the list
-    in which the dead rank will be named."""
+    """End the server if a rank of a divided model dies: requests get an error, the process an exit code. Returns the list
+    that will name the dead rank."""
     lost: list[str] = []
 
     def end(rank: str) -> None:

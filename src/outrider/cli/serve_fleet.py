@@ -69,7 +69,7 @@ def serve_fleet(arguments: argparse.Namespace, settings: ServerSettings, listene
 
 
 def open_services(arguments: argparse.Namespace, settings: ServerSettings, name: str) -> Opened:
-    """The services of a replica, in its own process, and what reads its draft again."""
+    """The services of a replica, in its own process, and the function that reads its draft again."""
     from outrider.server.fleet.replica import NewDraft
     from outrider.server.service import Service
     from outrider.server.spans import exported_to
@@ -80,6 +80,8 @@ def open_services(arguments: argparse.Namespace, settings: ServerSettings, name:
     new_draft = NewDraft()
     service = Service(first.llm, inner, name=first.name, learner=new_draft, spans=spans)
     more = [Service(one.llm, inner, name=one.name, parent=one.parent and service.name, spans=spans) for one in others]
+    for one in (service, *more):
+        one.prepare(is_warm=False)
     return [service, *more], partial(_read_draft, first.llm, arguments, new_draft)
 
 
@@ -94,7 +96,7 @@ def _read_draft(llm: LLM, arguments: argparse.Namespace, place: NewDraft) -> Non
 
 
 def _swapper(fleet: RayFleet, done: Callable[[], None]) -> Callable[[], None]:
-    """Starts a replacement of all drafts; one that comes while another runs waits for it."""
+    """Replaces all drafts. A replacement requested during another one waits for it."""
     running: set[asyncio.Task[None]] = set()
     turn = asyncio.Lock()
 

@@ -14,7 +14,7 @@ import torch
 from outrider.api import LLM
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
-from outrider.engine.exchange import Learner
+from outrider.engine.replace_drafter import Learner
 from outrider.methods import METHODS
 from outrider.models.heads import load_head
 from outrider.models.load import load_model
@@ -24,15 +24,15 @@ from outrider.train.online import OnlineSettings, online_draft, online_heads, on
 
 @dataclass(frozen=True, eq=False)
 class Taught:
-    """A learner, and how what it makes is put into service."""
+    """A learner, and the function that puts its result into service."""
 
     learner: Learner
     install: Callable[[Any], None]
 
 
 def taught(llm: LLM, settings: OnlineSettings, *, dtype: str = "auto", device: str | None = None) -> Taught | None:
-    """The learner of a model's method; None where the method learns by being used. It has a target of its own, opened as the
-    served one was: passes of that one belong to the engine's thread."""
+    """The learner of a model's method; None for methods that learn by being used. It has its own copy of the target,
+    because the served one belongs to the engine's thread."""
     if llm.draft_names:
         target = _second_target(llm, dtype, device)
         return Taught(_draft_learner(llm, target, settings), llm.replace_draft)

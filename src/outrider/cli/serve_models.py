@@ -23,10 +23,10 @@ _NAMED = re.compile(r"([\w.\-]+)=(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Named:
-    """A model as a flag gives it."""
+    """A model as given by a flag."""
 
     name: str | None
-    """What it is called in the API; None for the name of its folder."""
+    """Its name in the API; None for the name of its folder."""
     path: str
 
     @staticmethod
@@ -38,16 +38,16 @@ class Named:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model that is to be served."""
+    """A model to serve."""
 
     llm: LLM
     name: str | None
     parent: str | None = None
-    """The model an adapter was made for."""
+    """The model of an adapter."""
 
 
 def load_all(arguments: argparse.Namespace, kept: ExitStack) -> list[Loaded]:
-    """Every model, the first one first. ``kept`` holds folders of merged adapters, which are removed when it is closed."""
+    """Load every model, the first one first. ``kept`` holds folders of merged adapters and removes them when closed."""
     models = [Named.of(given) for given in arguments.model or ()]
     if arguments.name and len(models) > 1:
         raise OptionError("--name is for one model; name each of several by --model NAME=PATH")
@@ -62,7 +62,7 @@ def load_all(arguments: argparse.Namespace, kept: ExitStack) -> list[Loaded]:
 
 
 def _drafts(arguments: argparse.Namespace, models: Sequence[Named]) -> list[list[str]]:
-    """The drafts of each model: ``--draft NAME=PATH`` is for the model of that name, one without a name for the first."""
+    """The drafts of each model. ``--draft NAME=PATH`` belongs to the model of that name, one without a name to the first."""
     names = [model.name for model in models]
     drafts: list[list[str]] = [[] for _ in models]
     for given in arguments.draft or ():

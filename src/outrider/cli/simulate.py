@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from outrider.bench.capacity import Capacity
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
-from outrider.bench.simulate import Cluster, Scenario, Shape, Wire, hardware_named, tokens_per_pass
+from outrider.bench.simulate import Cluster, ModelShape, Scenario, Wire, hardware_named, tokens_per_pass
 from outrider.bench.simulate_easyspec import EasySpecScenario
 from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
 from outrider.bench.suites import load_suites
@@ -20,7 +20,7 @@ from outrider.cli.progress import waiting
 from outrider.core.errors import OptionError
 
 _CHUNK = 512
-"""Tokens of a prompt that are read in one pass."""
+"""Prompt tokens read in one pass."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _predict(arguments: argparse.Namespace) -> int:
     rates, capacity = _rates(arguments.acceptance), _capacity(arguments)
-    draft = Shape(arguments.draft_params, arguments.draft_layers) if arguments.draft_params else None
-    target = Shape(arguments.params, arguments.layers, arguments.kv_bytes)
+    draft = ModelShape(arguments.draft_params, arguments.draft_layers) if arguments.draft_params else None
+    target = ModelShape(arguments.params, arguments.layers, arguments.kv_bytes)
     cluster = Cluster(hardware_named(arguments.hardware), arguments.devices, _link(arguments))
     rows: list[dict[str, float]] = []
     print(f"{'batch':>6}{'plain tok/s':>13}{'best K':>8}{'tok/s':>10}{'speed-up':>10}{'tok/pass':>10}{'pass ms':>9}")
@@ -73,7 +73,7 @@ def _link(arguments: argparse.Namespace) -> Wire | None:
 
 
 def _beside(scenario: Scenario, rates: Sequence[float], longest: int) -> dict[str, float]:
-    """Draft and target at once: prints a line below the scenario's own."""
+    """Print a line for draft and target in parallel, below the scenario's own."""
     pearl = PearlScenario(scenario)
     best = pearl.best_length(rates, longest=longest)
     speed, turns = pearl.speed(best, rates), scenario.speed(scenario.best_length(rates, longest=longest), rates)
@@ -83,7 +83,7 @@ def _beside(scenario: Scenario, rates: Sequence[float], longest: int) -> dict[st
 
 
 def _at_once(scenario: Scenario, rates: Sequence[float], arguments: argparse.Namespace) -> dict[str, float]:
-    """Layers of the draft at once: prints a line below the scenario's own."""
+    """Print a line for the draft's layers in parallel, below the scenario's own."""
     if arguments.easyspec < 2 or scenario.draft is None:
         raise OptionError("--easyspec takes 2 devices or more and needs --draft-params: the draft's layers run at once")
     easyspec = EasySpecScenario(scenario, arguments.easyspec)

@@ -30,10 +30,10 @@ def dim(text: str) -> str:
 
 
 def coloured(text: str, origin: Origin) -> str:
-    """A token in the colour of where it came from."""
+    """A token in the colour of its origin."""
     return _paint(text, _CODES[origin])
 
 
 def legend() -> str:
-    """What the colours mean."""
+    """The legend of the colours."""
     return "   ".join(coloured(f"■ {meaning}", origin) for origin, meaning in _MEANING.items())

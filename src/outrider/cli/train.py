@@ -14,28 +14,33 @@ import torch
 from outrider.bundled import bundled_path
 from outrider.cli.progress import waiting
 from outrider.cli.train_options import check_names, filled, read_options
+from outrider.cli.train_router import run_router
 from outrider.cli.train_tasks import run_judge, run_regenerate
 from outrider.codecs.load import load_codec
 from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Target
 from outrider.models.heads import HEAD_KINDS, KINDS, new_head
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.heads.folder import SHAPES, new_config, signature_of
 from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.opening import open_target
 from outrider.train.data import Corpus, read_documents
 from outrider.train.devices import current_team, team_of_torchrun
-from outrider.train.kinds import OTHER_KINDS, Asked
+from outrider.train.kinds import OTHER_KINDS, TrainingRequest
 from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.provenance import training_notes
 from outrider.train.vocabulary import commonest
-from outrider.vision.ends import read_vision_target
+from outrider.vision.embedding_and_output import read_vision_target
 from outrider.vision.load import can_see
 
-TASKS: Mapping[str, Callable[[argparse.Namespace], int]] = {"judge": run_judge, "regenerate": run_regenerate}
-"""What is not a run of the training loop, by name."""
+TASKS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "judge": run_judge,
+    "regenerate": run_regenerate,
+    "router": run_router,
+}
+"""Tasks without the training loop, by name."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -87,7 +92,7 @@ def _objective(
     kind: str, name: str, target: Target, corpus: Corpus, arguments: argparse.Namespace, *, given: dict[str, Any]
 ) -> Objective:
     if kind in OTHER_KINDS:
-        return OTHER_KINDS[kind].build(Asked(kind, name, target, arguments.draft, arguments.reference, given))
+        return OTHER_KINDS[kind].build(TrainingRequest(kind, name, target, arguments.draft, arguments.reference, given))
     defaults = {**KINDS[kind].training, **given}
     path = local_path(name)
     raw, ends = read_vision_target(path) if can_see(path) else read_target(name)

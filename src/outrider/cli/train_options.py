@@ -24,7 +24,7 @@ def read_options(pairs: list[str]) -> dict[str, Any]:
 
 
 def filled(kind: Any, given: dict[str, Any], defaults: dict[str, Any]) -> Any:
-    """A settings class with what was given, over ``defaults``. Names of other classes are passed over."""
+    """A settings class filled with the given values over ``defaults``. Names of other classes are ignored."""
     names = {item.name for item in fields(kind)}
     return kind(**{name: value for name, value in {**defaults, **given}.items() if name in names})
 

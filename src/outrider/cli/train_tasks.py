@@ -17,7 +17,7 @@ from outrider.cli.progress import waiting
 from outrider.cli.train_options import check_names, filled, read_options
 from outrider.core.method_rows import option_names
 from outrider.core.params import SamplingParams
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.judge_head import basis_of
 from outrider.models.source import local_path
 from outrider.train.data import read_documents
@@ -27,7 +27,7 @@ from outrider.train.regenerate import prompts_of, regenerate
 
 
 def run_judge(arguments: argparse.Namespace) -> int:
-    """``outrider train judge``: label the draft's guesses by what becomes of the answers, and train a head on them."""
+    """``outrider train judge``: label the draft's guesses by whether the answers change, and train a head on them."""
     given = read_options(arguments.option)
     check_names(given, option_names(JudgeSettings), what="judge")
     settings = filled(JudgeSettings, given, {})

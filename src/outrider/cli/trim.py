@@ -17,7 +17,7 @@ from outrider.models.load import read_config
 from outrider.models.reduced import trim_model
 from outrider.models.source import local_path
 from outrider.train.data import read_documents
-from outrider.train.vocabulary import Spoken, commonest
+from outrider.train.vocabulary import ChosenTokens, commonest
 
 _ENDS = ("bos_token_id", "eos_token_id")
 
@@ -41,11 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(out: Path, spoken: Spoken, raw: Mapping[str, Any]) -> str:
+def _summary(out: Path, spoken: ChosenTokens, raw: Mapping[str, Any]) -> str:
     return f"{out}: {len(spoken.ids)} of {raw['vocab_size']} tokens, which write {100 * spoken.coverage:.2f} % of the data"
 
 
 def _ends(raw: Mapping[str, Any]) -> list[int]:
-    """Tokens that begin and end texts: a draft has to know them, however rare they are."""
+    """Tokens that begin and end texts. A draft needs them, however rare they are."""
     found = (raw.get(name) for name in _ENDS)
     return sorted({token for value in found if value is not None for token in (value if isinstance(value, list) else [value])})

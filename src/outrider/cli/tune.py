@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def config_document(tuned: Tuned, arguments: argparse.Namespace, drafts: list[str]) -> dict[str, Any]:
-    """What ``--config`` reads, with how it was found."""
+    """The document that ``--config`` reads, with how it was found."""
     best = tuned.best
     return {
         "kind": CONFIG_KIND,

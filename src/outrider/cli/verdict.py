@@ -13,35 +13,35 @@ from outrider.core.reason import Reason, ReasonCode
 from outrider.core.request import Stats
 
 _DECLINED = (ReasonCode.PLAIN_IS_FASTER, ReasonCode.BUDGET)
-"""Reasons for which a policy that has guesses makes none."""
+"""Reasons for which a policy declines to draft."""
 _PAYS = 1.02
-"""Speed-ups below this are noise."""
+"""Smaller speed-ups are noise."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """A text without any guess, run once more to hear why."""
+    """A text without any guess, generated again to learn the reason."""
 
     reason: Reason
     drafts: bool = False
-    """This time it had guesses."""
+    """Whether the second run had guesses."""
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """What rounds cost on average, in seconds, and what they gave."""
+class RoundMeans:
+    """Mean cost of rounds in seconds, and the tokens they emitted."""
 
     nodes: float
     tokens: float
     score_seconds: float
     draft_seconds: float
     acceptance: float | None
-    """None where no guess was put to the test."""
+    """Acceptance rate; None if no guess was tested."""
 
     @staticmethod
-    def of(stats: Sequence[Stats]) -> Rounds:
+    def of(stats: Sequence[Stats]) -> RoundMeans:
         passes = max(1, sum(one.num_passes for one in stats))
-        return Rounds(
+        return RoundMeans(
             nodes=1 + sum(one.num_drafted for one in stats) / passes,
             tokens=sum(one.num_tokens for one in stats) / passes,
             score_seconds=sum(one.score_seconds for one in stats) / passes,
@@ -51,28 +51,28 @@ class Rounds:
 
 
 def acceptance_of(stats: Sequence[Stats]) -> float | None:
-    """Accepted over tested guesses; None where none was tested."""
+    """Acceptance rate; None if no guess was tested."""
     tested = sum(one.num_tested for one in stats)
     return sum(one.num_accepted for one in stats) / tested if tested else None
 
 
 def share_text(share: float | None) -> str:
-    """A share in percent, and a dash where there is none."""
+    """A share in percent, or a dash if there is none."""
     return "-" if share is None else f"{share:.0%}"
 
 
 def verdict(
     plain: Sequence[Stats], fast: Sequence[Stats], *, speedup: float, device: str, identical: bool, idle: Idle | None = None
 ) -> str:
-    """The last line of a comparison. ``idle`` tells of a text without any guess."""
+    """The last line of a comparison. ``idle`` explains a text without any guess."""
     same = "identical text" if identical else "DIFFERENT text (see docs/lossless.md on rounding)"
-    before, after = Rounds.of(plain), Rounds.of(fast)
+    before, after = RoundMeans.of(plain), RoundMeans.of(fast)
     if speedup >= _PAYS and after.tokens > before.tokens:  # without an accepted guess it is noise
         return f"{speedup:.2f}x faster than plain decoding, {same}"
     return f"No speed-up here ({speedup:.2f}x): {_reason(before, after, device, idle)}; {same}"
 
 
-def _reason(plain: Rounds, fast: Rounds, device: str, idle: Idle | None) -> str:
+def _reason(plain: RoundMeans, fast: RoundMeans, device: str, idle: Idle | None) -> str:
     if fast.acceptance is None and idle is not None and idle.drafts:
         return f"no guess was made while it was timed, and the policy drafts now: this {device} was busier then; run it again"
     if fast.acceptance is None and idle is not None and idle.reason.code in _DECLINED:

@@ -36,10 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass
 class Cause:
-    """Rounds that had the same reason."""
+    """Rounds with the same reason."""
 
     sentence: str
-    """The reason of the latest of them."""
+    """The sentence of the latest one."""
     num_rounds: int = 0
     num_tokens: int = 0
 

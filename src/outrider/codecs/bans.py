@@ -18,7 +18,7 @@ from outrider.core.errors import RequestError
 
 @dataclass(frozen=True, eq=False)
 class BannedSequences:
-    """A logits processor that breaks off sequences of tokens."""
+    """A logits processor that forbids sequences of tokens."""
 
     sequences: Sequence[Sequence[int]]
 
@@ -32,7 +32,7 @@ class BannedSequences:
 
 @dataclass(frozen=True, eq=False)
 class OnlyTokens:
-    """A logits processor that leaves some tokens and no other."""
+    """A logits processor that allows only some tokens."""
 
     allowed: Tensor
     """[V] boolean."""

@@ -26,7 +26,7 @@ CLASSES: Mapping[str, Mapping[str, Any]] = {
 
 
 def byte_settings(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The settings of a folder whose tokenizer is one of bytes, completed by those of its class; None of any other."""
+    """The settings of a folder with a byte tokenizer, completed by its class's; None for any other tokenizer."""
     name = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
     return None if name not in CLASSES else {**CLASSES[name], **settings}
 

@@ -24,27 +24,27 @@ class Reader(ABC):
 
     @abstractmethod
     def push(self, text: str) -> list[Piece]:
-        """What a further part of the text means."""
+        """The pieces of a further part of the text."""
 
     @abstractmethod
     def end(self) -> list[Piece]:
-        """What was held back, now that the text has ended."""
+        """The pieces held back, now that the text has ended."""
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A format and what reading it needs."""
+    """A chat format and its parser."""
 
     name: str
     new_reader: Callable[[Collection[str]], Reader]
-    """Makes a reader; it is given the names of the tools that may be called, none where calls are not wanted."""
+    """Makes a reader, given the names of the tools that may be called; none if calls are not wanted."""
     shows_special: bool = False
-    """Its markers are special tokens, which must not be left out of the text."""
+    """Whether its markers are special tokens, which must stay in the text."""
 
 
 @final
 class BareCalls(Reader):
-    """Nothing but calls as JSON objects: what a grammar makes of an answer that has to call one of several tools."""
+    """Only calls as JSON objects, as a grammar makes them for an answer that must call a tool."""
 
     def __init__(self) -> None:
         self._calls = JsonCalls()
@@ -123,7 +123,7 @@ class WholeCallReader(Reader):
         return self._checked(self._calls.push(begun))
 
     def _checked(self, pieces: list[Piece]) -> list[Piece]:
-        """A name that is no tool's: the model wrote JSON, not a call."""
+        """Pieces with a name that is no tool's become content: the model wrote JSON, not a call."""
         if any(piece.meaning is Meaning.CALL and piece.text not in self._names for piece in pieces):
             self._is_content = True
             return [Piece(Meaning.CONTENT, "".join(piece.text for piece in pieces))]
@@ -137,7 +137,7 @@ class WholeCallReader(Reader):
 
 @final
 class MistralReader(Reader):
-    """Content, then after [TOOL_CALLS] an array of calls, or names with their arguments behind them."""
+    """Content, then after [TOOL_CALLS] an array of calls, or names followed by their arguments."""
 
     _MARKER = "[TOOL_CALLS]"
 
@@ -174,7 +174,7 @@ class MistralReader(Reader):
         return self._held.lstrip().removeprefix(self._MARKER).lstrip()
 
     def _arguments_of_name(self, text: str) -> list[Piece]:
-        """The object that was begun around the arguments is closed where they end."""
+        """Closes the object around the arguments where they end."""
         pieces: list[Piece] = []
         for place, letter in enumerate(text):
             pieces += self._calls.push(letter)
@@ -253,17 +253,17 @@ FORMATS = (
 
 
 def format_of(template: str | None) -> ChatFormat | None:
-    """The format a chat template speaks of; None for one that knows neither tools nor thinking."""
+    """The format of a chat template; None for one without tools and thinking."""
     return next((known for marker, known in FORMATS if marker in (template or "")), None)
 
 
 def _first(text: str, markers: Collection[str]) -> tuple[int, str | None]:
-    """Where the earliest marker is, and which."""
+    """The position of the earliest marker, and the marker."""
     found = [(text.find(marker), marker) for marker in markers if marker in text]
     return min(found) if found else (len(text), None)
 
 
 def _num_open(text: str, markers: Collection[str]) -> int:
-    """Length of the longest end of the text with which a marker begins."""
+    """Length of the longest suffix of the text that begins a marker."""
     ends = (size for marker in markers for size in range(1, len(marker)) if text.endswith(marker[:size]))
     return max(ends, default=0)

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 @final
 class GrammarState:
-    """A place in a grammar. Equal only to itself."""
+    """A state of a grammar. Equal only to itself."""
 
     def __init__(self, matcher: LLMatcher, *, ended: bool = False) -> None:
         self.matcher = matcher
         self.ended = ended
-        """An end-of-sequence token was said: only another one may follow."""
+        """Whether an end-of-sequence token was emitted, after which only another one may follow."""
         self.allowed: Tensor | None = None
         self.forced: tuple[int, ...] | None = None
         self.next: dict[int, GrammarState | None] = {}
@@ -49,13 +49,13 @@ class TokenGrammar:
     """A compiled grammar over one tokenizer's tokens; made by ``GrammarCompiler``, given as ``SamplingParams.grammar``."""
 
     def __init__(self, matcher: LLMatcher, *, end_ids: frozenset[int], encode: Callable[[str], list[int]]) -> None:
-        """``encode`` cuts text that must follow into tokens."""
+        """``encode`` tokenizes text that must follow."""
         self._matcher = matcher
         self._end_ids = end_ids
         self._encode = encode
 
     def initial(self) -> GrammarState:
-        """A tree of states of its own for every request: it lives as long as the request does."""
+        """A new tree of states for every request, which lives as long as the request."""
         return GrammarState(self._matcher.deep_copy())
 
     def advance(self, state: GrammarState, token: int) -> GrammarState | None:
@@ -74,13 +74,13 @@ class TokenGrammar:
         return state.forced
 
     def _forced(self, state: GrammarState) -> tuple[int, ...]:
-        """The tokens of the bytes that must follow, up to one that the grammar refuses. Half a character is left out."""
+        """The tokens of the bytes that must follow, up to one that the grammar refuses. Incomplete characters are left out."""
         matcher = state.matcher.deep_copy()
         tokens = self._encode(matcher.compute_ff_bytes().decode(errors="ignore"))
         return tuple(tokens[: max(0, matcher.validate_tokens(tokens))])
 
     def may_end(self, state: GrammarState) -> bool:
-        """The text so far is one of the grammar's."""
+        """Whether the text so far is complete."""
         return state.ended or state.matcher.is_accepting()
 
     def _moved(self, state: GrammarState, token: int) -> GrammarState | None:
@@ -92,7 +92,7 @@ class TokenGrammar:
         return GrammarState(matcher) if matcher.consume_token(token) else None
 
     def _mask(self, state: GrammarState, vocab_size: int) -> Tensor:
-        """[V] boolean. Tokens past the tokenizer's own (padding of the model's vocabulary) are never allowed."""
+        """[V] boolean. Padding ids of the model's vocabulary are never allowed."""
         mask = torch.zeros(vocab_size, dtype=torch.bool)
         if not state.ended and not state.matcher.is_stopped():
             # The copy, because a matcher that runs into a limit of the library stays in an error for good.
@@ -142,7 +142,7 @@ class GrammarCompiler:
 
 
 def grammar_source(*, json_schema: Mapping[str, Any] | str | None, regex: str | None, ebnf: str | None) -> GrammarSource:
-    """The one grammar among the three that is given."""
+    """The one grammar given among the three."""
     if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
         raise OptionError("grammar() takes exactly one of json_schema=, regex= and ebnf=")
     if json_schema is not None:
@@ -155,7 +155,7 @@ def not_valid(source: GrammarSource, error: str) -> OptionError:
 
 
 def not_usable(source: GrammarSource, error: str) -> OptionError:
-    """It compiles, and no text can follow it."""
+    """The error for a grammar that compiles but that no text can follow."""
     return OptionError(f"the {source.noun} cannot be followed: {first_line(error)}; make it smaller, or correct it")
 
 

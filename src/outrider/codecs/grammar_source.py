@@ -23,7 +23,7 @@ class GrammarSource:
 
     text: str
     noun: str
-    """What the user called it: errors use the word."""
+    """The user's word for it, for errors."""
 
 
 class GrammarTooLargeError(OptionError):

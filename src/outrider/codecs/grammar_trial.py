@@ -1,13 +1,14 @@
 """A grammar is tried before it is used: compiled, and followed for a few tokens. Also a program of its own that can be killed.
 
 What a grammar costs cannot be told from its text. A server therefore lets a process of its own try it first, with a limit on
-memory, and kills that process when it takes too long. This file needs nothing but the matcher, so the process is small: it
-is run by its path, and reads one JSON object a line (the tokenizer first, then grammars) and answers with one each.
+memory and on processor time, and kills that process when nobody waits. This file needs nothing but the matcher, so the process
+is small. It is run by its path, reads one JSON object a line (the tokenizer first, then grammars) and answers with one each.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _NUM_STEPS = 12
-"""Tokens a trial follows a grammar."""
+"""Tokens for which a trial follows a grammar."""
 
 
 def complaint(matcher: LLMatcher) -> str:
-    """Why a grammar cannot be used, or nothing. The matcher is not moved."""
+    """Why a grammar cannot be used; empty if it can. The matcher is unchanged."""
     walker = matcher.deep_copy()
     for _ in range(_NUM_STEPS):
         if walker.is_error():
@@ -39,7 +40,7 @@ def complaint(matcher: LLMatcher) -> str:
 
 
 def _last_allowed(mask: bytes) -> int | None:
-    """The allowed token with the largest number: longer texts come late in most vocabularies."""
+    """The allowed token with the largest id, because longer tokens come late in most vocabularies."""
     number = int.from_bytes(mask, "little").bit_length()
     return number - 1 if number else None
 
@@ -51,7 +52,7 @@ def compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 
 
 def tried(tokenizer: LLTokenizer, source: str) -> dict[str, Any]:
-    """What becomes of a grammar: an error or none, and what it cost."""
+    """The result of trying a grammar: an error or none, and its cost."""
     began, before = time.perf_counter(), _peak_bytes()
     matcher = compiled(tokenizer, source)
     error = matcher.get_error() if matcher.is_error() else complaint(matcher)
@@ -68,7 +69,7 @@ def _peak_bytes() -> int:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Allow so many bytes beside those that are mapped already."""
+    """Limit memory to this many bytes beyond what is mapped already."""
     try:
         import resource
 
@@ -79,6 +80,12 @@ def _limit_memory(num_bytes: int) -> None:
         return
 
 
+def _limit_time(seconds: float) -> None:
+    """End the process after this much more processor time; 0 is no limit. A busy machine does not shorten it."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def main() -> None:
     from llguidance import LLTokenizer
 
@@ -87,7 +94,10 @@ def main() -> None:
     _limit_memory(first["max_bytes"])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(tried(tokenizer, json.loads(line))), flush=True)
+        asked = json.loads(line)
+        _limit_time(asked["seconds"])
+        print(json.dumps(tried(tokenizer, asked["source"])), flush=True)
+        _limit_time(0)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ _MARKERS = (
 
 
 def infill_prompt(codec: TextCodec, before: str, after: str, *, limit: int) -> list[int]:
-    """Tokens after which the model writes what belongs between ``before`` and ``after``."""
+    """Prompt tokens after which the model writes the text between ``before`` and ``after``."""
     for names in _MARKERS:
         found = [codec.tokenizer.token_to_id(name) for name in names]
         ids = [token for token in found if token is not None]

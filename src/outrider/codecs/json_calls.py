@@ -15,19 +15,19 @@ from typing import final
 
 
 class Meaning(Enum):
-    """What a stretch of a model's text is."""
+    """The meaning of a stretch of a model's text."""
 
     CONTENT = "content"
     REASONING = "reasoning"
     CALL = "call"
     """The name of a function: a call begins."""
     ARGUMENTS = "arguments"
-    """A further part of the arguments of the call that began last."""
+    """A further part of the current call's arguments."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text and what it is."""
+    """A stretch of text with its meaning."""
 
     meaning: Meaning
     text: str
@@ -39,11 +39,11 @@ _KEYS = ("name", "type", "id", "function", *_ARGUMENTS)
 
 @final
 class JsonCalls:
-    """Reads calls; text that turns out to be something else comes back as content."""
+    """Parses tool calls. Text that turns out to be something else is returned as content."""
 
     def __init__(self) -> None:
         self.is_foreign = False
-        """An object had a first key that no call has: all of it, and what follows, is content."""
+        """Whether an object had a first key that no call has, so that it and what follows is content."""
         self.depth = 0
         self._raw = ""
         self._reset()
@@ -71,7 +71,7 @@ class JsonCalls:
         return pieces if self.is_foreign else pieces + self._told(is_whole=False)
 
     def end(self) -> list[Piece]:
-        """What was held back when the text ended inside a call whose name is not known."""
+        """The text held back when it ended inside a call without a known name."""
         return [Piece(Meaning.CONTENT, self._raw)] if self._raw and not self._told_name and not self.is_foreign else []
 
     def _letter(self, letter: str) -> None:
@@ -110,7 +110,7 @@ class JsonCalls:
         self._key = "" if self._key not in _ARGUMENTS else "told"
 
     def _told(self, *, is_whole: bool) -> list[Piece]:
-        """The name once it is known, and what of the arguments was not told yet."""
+        """The name once it is known, and the new part of the arguments."""
         pieces: list[Piece] = []
         if self._name and not self._told_name:
             self._told_name = True

@@ -23,10 +23,10 @@ from outrider.core.errors import ModelError, RequestError
 _OLDER_FILES = ("*.model", "vocab.*", "merges.txt", "*.tiktoken", "tekken.json")
 """Tokenizers in other formats than tokenizer.json. A folder with none of them has no tokenizer, whatever its family."""
 _PREFIX = 6
-"""Prompt tokens decoded in front of a continuation: more than the tokens any one character takes."""
+"""Prompt tokens decoded before a continuation: more than any one character takes."""
 _LETTERS_PER_TOKEN = 4
 _LONG = 8192
-"""Letters from which on encoding a text takes milliseconds."""
+"""Characters from which encoding a text takes milliseconds."""
 
 
 @final
@@ -69,7 +69,7 @@ class TextCodec:
         return codec
 
     def add_eos(self, ids: int | Sequence[int] | None) -> None:
-        """End-of-sequence tokens a model file declares beside its tokenizer."""
+        """Add end-of-sequence tokens that a model file declares."""
         self.eos_ids |= frozenset([ids] if isinstance(ids, int) else ids or ())
 
     @property
@@ -77,17 +77,17 @@ class TextCodec:
         return self.tokenizer.get_vocab_size()
 
     def same_vocabulary(self, other: TextCodec) -> bool:
-        """Token for token the same, so that ids mean the same to two models."""
+        """Whether both vocabularies are equal token for token."""
         return self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
 
     @cached_property
     def longest_token(self) -> int:
-        """Letters of the longest token: a text of n letters has at least n / longest_token tokens."""
+        """Characters of the longest token: a text of n characters has at least n / longest_token tokens."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_within(self, text: str, limit: int, *, add_special_tokens: bool = True) -> list[int]:
-        """As ``encode``, for text of at most ``limit`` tokens. More is refused early: by its length, or by how many tokens its
-        beginning has, so the work is bounded by the limit and not by the text."""
+        """As ``encode``, for text of at most ``limit`` tokens. Longer text is refused early, by its length or by the
+        tokens of its beginning, so the limit bounds the work."""
         if len(text) > limit * self.longest_token:
             raise _too_long(f"has {len(text)} characters, more than {limit} tokens can hold,", limit)
         size = _LETTERS_PER_TOKEN * limit
@@ -99,7 +99,7 @@ class TextCodec:
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a long text, made in a way that lets other threads run meanwhile."""
+        """Token ids of a long text, computed while other threads can run."""
         if len(text) < _LONG:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.codecs.pieces import special_ids, token_bytes
 from outrider.codecs.text import TextCodec
 from outrider.codecs.unfinished import num_settled, split_character
-from outrider.core.translation import Reading, Translation
+from outrider.core.translation import DraftReading, Translation
 
 _BROKEN = "\ufffd"
 """How decoders write bytes that are no character (yet)."""
@@ -43,13 +43,13 @@ class TextTranslation(Translation):
                 if self._special_to_draft.get(token) is None:
                     self._special_to_draft[token] = next(iter(sorted(other)), None)
 
-    def to_draft(self, tokens: Sequence[int], before: Reading | None = None) -> Reading | None:
+    def to_draft(self, tokens: Sequence[int], before: DraftReading | None = None) -> DraftReading | None:
         settled = tokens[: num_settled(tokens, self._target_pieces)]
         ids = None if before is None else self._extended(settled, before)
         ids = self._whole(settled) if ids is None else ids
-        return Reading(len(settled), ids) if ids else None
+        return DraftReading(len(settled), ids) if ids else None
 
-    def _extended(self, tokens: Sequence[int], before: Reading) -> list[int] | None:
+    def _extended(self, tokens: Sequence[int], before: DraftReading) -> list[int] | None:
         """The ids of a text whose beginning is known; None where the whole must be read again."""
         new, end = list(tokens[before.num_tokens :]), self._whole_characters(before.ids[-_OVERLAP:])
         if len(end) < _OVERLAP // 2 or any(t in self._special_to_draft for t in new) or self._draft_specials.keys() & set(end):

@@ -17,7 +17,7 @@ def give_back() -> None:
 
 
 def settle() -> None:
-    """Everything that is loaded by now stays. Python's full collections, which hold all threads, look only at what comes later:
-    with PyTorch loaded each took 0.1 to 0.2 s, and a few large requests were enough for one."""
+    """Exclude everything loaded so far from Python's garbage collection. A full collection stops all threads. With
+    PyTorch loaded it took 0.1 to 0.2 s, and a few large requests were enough to start one."""
     gc.collect()
     gc.freeze()

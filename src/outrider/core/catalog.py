@@ -24,7 +24,7 @@ class Catalog(Mapping[str, Item], Generic[Item]):
         return self._items[name]
 
     def add(self, name: str, item: Item) -> None:
-        """One more; a name that is taken is refused."""
+        """Add an item. A name that is already taken is refused."""
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
             raise OptionError(f"{self.noun} {name!r} is no name; use small letters and digits with hyphens, as in 'my-method'")
         if name in self._items:

@@ -18,7 +18,7 @@ from outrider.core.method_rows import MethodRow, PolicyRow, RuleRow, option_name
 
 
 def agrees(row: MethodRow, rule: RuleRow) -> bool:
-    """Whether a rule is exact for a row's guesses and walks what its drafter grows."""
+    """Whether a rule is exact for a method's draws and can walk the shape its drafter grows."""
     fits = row.drafter.shape is Shape.CHAIN or rule.rule.shape is Shape.TREE
     return fits and bool(set(rule.rule.exact_for) & set(row.drafter.offers))
 
@@ -47,7 +47,7 @@ class Choice:
     options: Mapping[str, Any]
 
     def given(self, tables: Tables) -> dict[str, Any]:
-        """The row's own defaults, and what was asked for."""
+        """All options: the method's defaults, overridden by what was asked for."""
         return {**(tables.methods[self.name].defaults or {}), **self.options}
 
     def rule(self, tables: Tables) -> RuleRow:
@@ -55,8 +55,8 @@ class Choice:
         return tables.rules[self.acceptance or tables.methods[self.name].acceptance]
 
     def check(self, tables: Tables, *, num_drafts: int, translates: bool, also: Sequence[str] = ()) -> None:
-        """Refuse unknown names, options that no part takes, and a method that lacks something. ``also`` are names that the
-        caller takes itself: one of them is suggested for a misspelt option."""
+        """Refuse unknown names, options that no part has, and a method that lacks something it needs. ``also`` lists
+        names that the caller handles itself; they are suggested for misspelt options."""
         row, rule_row, given = tables.methods[self.name], self.rule(tables), self.given(tables)
         agree_on_draws(row.drafter, rule_row.rule)
         rows = tables.rows_of(self.name, given)
@@ -76,7 +76,7 @@ class Choice:
 def _check_needs(
     name: str, rows: Mapping[str, MethodRow], given: Mapping[str, Any], *, num_drafts: int, translates: bool
 ) -> None:
-    """Refuse a method that lacks something it, or a part of it, cannot run without."""
+    """Refuse a method if it, or one of its parts, lacks something it needs."""
     named = rows[name].part_names(given)
     for part, row in rows.items():
         if part in named and "heads" in row.needs:
@@ -84,14 +84,14 @@ def _check_needs(
                 f"method {name!r} cannot be made of {part!r}: its heads need the states of all accepted tokens, and a part "
                 "sees those of its own guesses; use 'draft-model', 'best-first', 'suffix' or another row that copies"
             )
-        if part in named and (row.parts is not None or row.foreign or Draws.DETERMINISTIC not in row.drafter.offers):
+        if part in named and (row.parts is not None or row.any_tokenizer or Draws.DETERMINISTIC not in row.drafter.offers):
             raise CompositionError(
                 f"method {name!r} cannot be made of {part!r}: its guesses must be chosen ones, of the target's own tokens; "
                 "use 'draft-model', 'best-first', 'suffix' or another row that copies"
             )
         if row.needs_draft and not num_drafts:
             raise CompositionError(f"method {part!r} needs a draft model; give draft=, or use method 'prompt-lookup'")
-        if row.foreign and not translates:
+        if row.any_tokenizer and not translates:
             raise CompositionError(f"method {part!r} needs the tokenizers of target and draft; use LLM, or give translation=")
         missing = next((need for need in row.needs if need not in given), None)
         if missing:

@@ -1,7 +1,7 @@
 """Rounds that stay on the device: what a captured round reads and writes, and drafters that can be part of one.
 
-A ``Frame`` is a batch as tensors at addresses that stay, so that a graph captured once serves every request that stands in its
-slots: tokens, lengths, seeds and temperatures are data. A ``DeviceDrafter`` guesses from a frame without asking the host.
+A ``Frame`` is a batch in tensors with fixed addresses. A graph captured once then serves every request in its slots:
+tokens, lengths, seeds and temperatures are data. A ``DeviceDrafter`` guesses from a frame without asking the host.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,34 +19,35 @@ from outrider.core.device_sampling import Shaping, Stages
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A batch of B slots. A slot whose length has reached its limit stands still: rounds do not change it."""
+    """A batch of B slots. A slot whose length has reached its limit is idle: rounds do not change it."""
 
     tokens: Tensor
     """[B, S] int64 committed tokens, prompt first."""
     lengths: Tensor
-    """[B] int64 how many; the last one is the root of the next tree."""
+    """[B] int64 number of committed tokens. The last one is the root of the next tree."""
     limits: Tensor
-    """[B] int64 length at which a slot stands still."""
+    """[B] int64 length at which a slot becomes idle."""
     prompt_lens: Tensor
-    """[B] int64, so that the output position is ``lengths - prompt_lens``."""
+    """[B] int64 prompt lengths. The output position is ``lengths - prompt_lens``."""
     seeds: Tensor
     """[B] int64."""
     temperatures: Tensor
     """[B] float32, 0 for greedy."""
     pages: Tensor | None = None
-    """[B, P] int32 pages in which the target keeps the slots' tokens, for drafters that read them; None where it has none."""
+    """[B, P] int32 KV-cache pages of each slot, for drafters that read the target's cache; None without a paged
+    cache."""
     shaping: Shaping | None = None
-    """The rest of the slots' sampling parameters; None until somebody asks for more than a temperature."""
+    """The slots' sampling parameters beside temperature; None until a request needs more than a temperature."""
     stages: Stages = Stages.TEMPERATURE
     """How much of the sampler a round of this frame computes."""
     has_logprobs: bool = False
     """Whether a round of this frame reports log-probabilities."""
     is_constrained: bool = False
-    """Whether grammars forbid tokens in a round of this frame. Its guesses may be changed after they were drafted."""
+    """Whether grammars forbid tokens in a round of this frame. Guesses may then be replaced after drafting."""
 
     @staticmethod
     def empty(batch_size: int, capacity: int, device: torch.device) -> Frame:
-        """Slots that stand still, each with two tokens so that every index a round computes is valid."""
+        """Idle slots. Each has two tokens, so that every index a round computes is valid."""
 
         def column(value: int) -> Tensor:
             return torch.full((batch_size,), value, dtype=torch.int64, device=device)
@@ -67,65 +69,69 @@ PIECE_LEN = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
-    """R pieces of prompts that a round reads beside its trees. A slot stands still until its prompt is read, and is told its
-    length at once: what a round writes for it lies behind the prompt."""
+class PromptPieces:
+    """R prompt pieces that a round reads beside its trees. A slot is idle until its prompt is read. Its length is set
+    at once, so that whatever a round writes for it lies after the prompt."""
 
     slots: Tensor
-    """[R] int64 whose text a piece is of; -1 for a piece that nobody needs."""
+    """[R] int64 slot of each piece; -1 for an unused piece."""
     starts: Tensor
-    """[R] int64 tokens of the text before it."""
+    """[R] int64 position of each piece's first token."""
 
     def __len__(self) -> int:
         return self.slots.shape[0]
 
     def columns(self) -> Tensor:
-        """[R, 32] positions in the text. Those behind the prompt hold anything: they are written again when they are known."""
+        """[R, 32] positions in the text. Entries past the prompt are arbitrary; they are overwritten once they are
+        known."""
         return self.starts[:, None] + torch.arange(PIECE_LEN, device=self.starts.device)
 
     def tokens(self, frame: Frame, *, shift: int = 0) -> Tensor:
-        """[R, 32] of the frame's texts, ``shift`` places later."""
+        """[R, 32] tokens of the pieces, ``shift`` positions later."""
         return frame.tokens[self.slots.clamp(min=0)[:, None], self.columns() + shift]
 
     def of_slots(self, values: Tensor, spare: Tensor) -> Tensor:
-        """[R, ..] the values [B, ..] of the pieces' slots; ``spare`` for a piece that nobody needs."""
+        """[R, ..] values of the pieces' slots, from [B, ..]; ``spare`` for an unused piece."""
         needed = (self.slots >= 0).view(-1, *[1] * (values.dim() - 1))
         return torch.where(needed, values[self.slots.clamp(min=0)], spare)
 
 
 @dataclass(frozen=True, eq=False)
 class SlotTrees:
-    """The shapes of the slots' trees, at addresses that stay. Node 0 is the root; parents come before their children."""
+    """The shapes of the slots' trees, in tensors with fixed addresses. Node 0 is the root; parents precede their
+    children."""
 
     parents: Tensor
     """[B, N] int64, -1 for the root."""
     depths: Tensor
     """[B, N] int32."""
     words: Tensor
-    """[B, N, W] int64, bit j % 64 of word j // 64: node j is an ancestor or itself."""
+    """[B, N, W] int64 bit masks. Bit j % 64 of word j // 64 says that node j is an ancestor of the node, or the node
+    itself."""
     paths: Tensor
-    """[B, N, P] int32 ancestor-or-self at every depth; beyond a node's own, anything in the tree."""
+    """[B, N, P] int32 ancestor-or-self at every depth. Entries past a node's own depth are arbitrary nodes of the
+    tree."""
 
 
 @dataclass(frozen=True)
 class CapturedShape:
-    """The drafts that a policy may plan. A round is captured once for each, so they are known beforehand."""
+    """The draft lengths a policy may plan. One round is captured for each, so they must be known in advance."""
 
     guesses: Mapping[int, int]
-    """Guesses of a tree by guesses along a path."""
+    """Number of guesses in a tree, by draft length."""
 
     @property
     def depth(self) -> int:
-        """Most guesses along a path."""
+        """Longest draft length."""
         return max(self.guesses, default=0)
 
     @property
     def varies(self) -> bool:
-        """The length changes from round to round."""
+        """Whether the draft length changes from round to round."""
         return len(self.guesses) > 1
 
     def within(self, max_depth: int | None) -> CapturedShape:
-        """Without the drafts that reach further; the shortest of them is cut where all do."""
+        """The same without draft lengths above ``max_depth``. If all exceed it, the shortest one is cut to it."""
         if max_depth is None or not self.guesses:
             return self
         kept = {depth: count for depth, count in self.guesses.items() if depth <= max_depth}
@@ -134,87 +140,126 @@ class CapturedShape:
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Requests that take slots, and what the target has read of them."""
+    """Requests that take slots, with the target's states of their prompts."""
 
     slots: Sequence[int]
     rows: Sequence[Sequence[int]]
     """Their tokens."""
     features: Sequence[Tensor] | None = None
-    """The target's tapped states [n, F] of all tokens but the last; None: who wants them asks the target again."""
+    """The target's tapped states [n, F] of all tokens but the last. None: a drafter that wants them runs the target
+    again."""
+
+
+@dataclass(frozen=True, eq=False)
+class LateTexts:
+    """Requests in slots that ran rounds without drafts, so that the drafter is behind."""
+
+    slots: Sequence[int]
+    rows: Sequence[Sequence[int]]
+    """Their tokens."""
+    known: Sequence[int]
+    """Number of tokens that the drafter has certainly read."""
+    added: Sequence[int]
+    """Number of tokens that rounds without drafts have added."""
+
+
+class PairedRows(ABC):
+    """How a round makes one slot of two rows of a model. The second row reads other tokens; both share one choice."""
+
+    @abstractmethod
+    def second(self, tokens: Tensor) -> Tensor:
+        """What the second row reads where the first reads ``tokens``."""
+
+    @abstractmethod
+    def mixed(self, logits: Tensor) -> Tensor:
+        """[B, N, V] of slots, from those of first and second rows in turn [2B, N, V]."""
+
+    @abstractmethod
+    def held(self, cache: Any) -> Any:
+        """The model's own cache with both rows of each request, out of the pair's."""
 
 
 class DeviceDrafter(ABC):
     """Guesses chains or trees inside a captured round. ``depth`` is the number of guesses along a path."""
 
+    least_len: int = 2
+    """Tokens of a text that its first pass needs."""
     max_depth: int | None = None
-    """Most guesses along a path; None for any number."""
+    """Longest draft length; None for no limit."""
     taps: tuple[int, ...] = ()
     """Target layers whose states it reads."""
+    text_sizes: Sequence[int] = tuple(1 << power for power in range(10))
+    """Tokens of texts that run, when they take a slot one by one, every kernel that any text may run."""
+    most_late: int | None = None
+    """Rounds without drafts whose states it can keep before it must catch up; None for no limit."""
 
     @property
     @abstractmethod
     def version(self) -> Hashable:
-        """Changes when memory that a captured round points to has moved."""
+        """A number that changes when memory used by captured rounds has moved."""
 
     @abstractmethod
     def seat(self, texts: Texts, *, batch_size: int) -> None:
-        """Requests with these texts take their slots (of ``batch_size``)."""
+        """Seat requests with these texts in their slots (of ``batch_size``)."""
 
     @abstractmethod
     def open(self, slots: Sequence[int], *, batch_size: int) -> None:
-        """As ``seat``, for requests whose prompts the next rounds read, piece by piece (``read``)."""
+        """As ``seat``, for requests whose prompts the next rounds read piece by piece (``read``)."""
 
     @abstractmethod
-    def catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, known: Sequence[int]) -> None:
-        """Read the tokens of ``rows`` beyond ``known`` that rounds without guesses have added."""
+    def catch_up(self, late: LateTexts, *, batch_size: int) -> None:
+        """Read the tokens that rounds without drafts have added."""
 
     @abstractmethod
     def fits(self, capacity: int) -> bool:
         """Whether this drafter can follow a text of this many tokens."""
 
     def has_room(self, reaches: Mapping[int, int], *, batch_size: int) -> bool:
-        """Whether there is memory for the texts of slots to reach so many tokens each."""
+        """Whether memory suffices for the slots' texts to reach these lengths."""
         del reaches, batch_size
         return True
 
     def grow(self, reaches: Mapping[int, int], *, batch_size: int) -> None:
-        """The texts of slots may reach so many tokens each in the next rounds."""
+        """Prepare for the slots' texts to reach these lengths in the next rounds."""
         del reaches, batch_size
 
     @abstractmethod
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
-        """The requests of these slots, of ``old_size``, take the first slots of ``new_size``."""
+        """Move the requests of ``slots`` (of ``old_size``) to the first slots of ``new_size``."""
 
     @abstractmethod
     def release(self, slots: Sequence[int], *, batch_size: int) -> None:
-        """The requests of these slots have left; give back what they held."""
+        """Free what the departed requests of these slots held."""
 
     @abstractmethod
     def propose(self, frame: Frame, nodes: Tensor, depth: int) -> None:
-        """Fill columns 1.. of ``nodes`` [B, N] with guesses; column 0 holds the roots. Must not wait for the device."""
+        """Fill columns 1.. of ``nodes`` [B, N] with guesses; column 0 holds the roots. Must not synchronise with the
+        host."""
 
-    def read(self, frame: Frame, pieces: Pieces, features: Tensor | None) -> None:
+    def read(self, frame: Frame, pieces: PromptPieces, features: Tensor | None) -> None:
         """Part of a captured round: read pieces of prompts, whose tapped states are ``features`` [R, 32, F]."""
         del frame, pieces, features
 
     def num_nodes(self, depth: int) -> int:
-        """Nodes of what ``propose`` guesses, the root included."""
+        """Number of nodes that ``propose`` fills, the root included."""
         return depth + 1
 
     def trees(self, batch_size: int, depth: int) -> SlotTrees | None:
-        """The shapes of what ``propose`` guesses for so many slots: fixed, or written by it. None for chains."""
+        """The tree shapes that ``propose`` fills, fixed or written by it. None for chains."""
         del batch_size, depth
         return None
 
     def take(self, frame: Frame, before: Tensor, features: Tensor, path: Tensor | None) -> None:
-        """After a round: the tapped states [B, N, F] of its nodes, side by side. ``before`` [B] is where the root was; ``path``
-        [B, 2 + D] says so too, then how many nodes of the tree were accepted, and which; None for chains."""
+        """Take the tapped states [B, N, F] of a round's nodes, after the round. ``before`` [B] is the position of the
+        root. ``path`` [B, 2 + D] holds that position, the number of accepted nodes and their indices; None for
+        chains.
+        """
         del frame, before, features, path
 
 
 def followed(features: Tensor, path: Tensor | None) -> Tensor:
-    """[B, 1 + D, F] of the root and the accepted nodes, in order, from those of all nodes [B, N, F]; behind them, anything.
-    ``path`` as in ``DeviceDrafter.take``."""
+    """[B, 1 + D, F] states of the root and the accepted nodes in order, from those of all nodes [B, N, F]. Entries
+    past them are arbitrary. ``path`` is as in ``DeviceDrafter.take``."""
     if path is None:
         return features
     steps = torch.arange(path.shape[1] - 2, device=path.device)

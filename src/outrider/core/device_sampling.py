@@ -1,4 +1,4 @@
-"""The sampling parameters of a frame's slots as tensors, so that one captured round serves every request that stands in it.
+"""The sampling parameters of a frame's slots as tensors, so that one captured round serves every request.
 
 A ``Shaping`` holds what lies between a model's logits and the law of a slot, beside its temperature: bias, banned and forced
 tokens, a minimum length, penalties and the counts they need, and truncations. ``Stages`` says how much of it a captured round
@@ -21,19 +21,19 @@ from outrider.core.request import Request, RequestState
 from outrider.core.sampling import bias_of
 
 _MOST_ENDS = 16
-"""Tokens that may end a text of a slot with a minimum length."""
+"""Most tokens that can end the text of a slot with a minimum length."""
 MOST_LOGPROBS = 20
-"""Alternatives whose log-probabilities a captured round reports."""
+"""Most alternatives whose log-probabilities a captured round reports."""
 IN_PROMPT = 1 << 30
-"""Added to the count of a token that the prompt holds."""
+"""Added to the count of a token that occurs in the prompt."""
 
 
 Sent = Callable[[Any, torch.dtype, torch.device], Tensor]
-"""Values as a tensor on the device, without waiting for it (``models/gpu/uploads.py``)."""
+"""Converts values to a tensor on the device, without waiting for the device (``models/gpu/uploads.py``)."""
 
 
 class Stages(IntEnum):
-    """How much of the sampler a round computes, each with all before it."""
+    """How much of the sampler a round computes. Each stage includes those before it."""
 
     TEMPERATURE = 0
     TOP_P = 1
@@ -53,11 +53,11 @@ class Use(IntFlag):
     MIN_P = 32
     TYPICAL = 64
     GRAMMAR = 128
-    """Tokens that a mask forbids, at every node; the host uploads it while the pass runs."""
+    """A mask of forbidden tokens at every node. The host uploads it during the pass."""
 
 
 def use_of(params: SamplingParams) -> Use:
-    """The sampler steps that these parameters need. A greedy choice is never truncated."""
+    """The sampler steps that these parameters need. Greedy sampling needs no truncation."""
     draws = params.temperature > 0
     asked = (
         (Use.BIAS, bool(params.logit_bias or params.banned_token_ids)),
@@ -92,7 +92,7 @@ def _stages_of(use: Use) -> Stages:
 
 @dataclass(frozen=True, eq=False)
 class Shaping:
-    """Columns of B slots, at addresses that stay."""
+    """Sampling parameters of B slots, in tensors with fixed addresses."""
 
     uses: Tensor
     """[B] int32 bits of ``Use``."""
@@ -117,7 +117,7 @@ class Shaping:
 
     @staticmethod
     def empty(batch_size: int, vocab_size: int, device: torch.device) -> Shaping:
-        """Slots whose laws are the raw logits."""
+        """Slots that sample from the raw logits."""
 
         def column(*shape: int, dtype: torch.dtype, value: float = 0) -> Tensor:
             return torch.full((*shape,), value, dtype=dtype, device=device)
@@ -136,7 +136,7 @@ class Shaping:
         )
 
     def seat(self, slots: Sequence[int], states: Sequence[RequestState], sent: Sent) -> None:
-        """Fill in the columns of these slots. Slots that ask for nothing are told so, and no more."""
+        """Fill in the parameters of these slots. Slots that use no step only have their ``uses`` cleared."""
         self.uses.index_fill_(0, sent(list(slots), torch.int64, self.uses.device), 0)
         others = [(slot, state) for slot, state in zip(slots, states, strict=True) if use_of(state.params)]
         if others:
@@ -162,7 +162,7 @@ class Shaping:
         self.penalties[:, index] = sent(rates, torch.float32, device).T
 
     def _seat_tables(self, slot: int, state: RequestState, sent: Sent) -> None:
-        """The bias and the counts of one slot, where it uses them."""
+        """Fill in the bias and the token counts of one slot, if it uses them."""
         use, device = use_of(state.params), self.bias.device
         if use & Use.BIAS:
             self.bias[slot] = sent(bias_of(state.params, self.bias.shape[1]), torch.float32, device)

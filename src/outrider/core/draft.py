@@ -44,12 +44,12 @@ class Draft:
     tree: TokenTree
     draws: Draws
     q: Tensor | None = None
-    """[B, N, V] row n is the law the children of node n were drawn from; None when deterministic. Of drafters that take turns:
-    [B, N, S, V], see ``core/turns.py``."""
+    """[B, N, V] row n is the law from which the children of node n were drawn; None when deterministic. When several
+    drafters take turns it is [B, N, S, V] (``core/turns.py``)."""
     resume: Resume | None = None
-    """The layers that the drafter has already run for the target, if any."""
+    """The layers of the target that the drafter has already run, if any."""
     beliefs: Sequence[Sequence[float]] | None = None
-    """For chains, where the plan has a ``doubt``: the drafter's confidence in each guess of each row, in order."""
+    """The drafter's confidence in each guess of each row, in order. Given for chains whose plan has a ``doubt``."""
 
     @property
     def num_drafted(self) -> tuple[int, ...]:

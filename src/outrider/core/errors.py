@@ -30,7 +30,7 @@ class RequestError(OptionError):
 
 
 class GrammarError(RequestError):
-    """A grammar came to a place where it allows no token."""
+    """A grammar reached a state that allows no token."""
 
 
 class ModelError(OutriderError):
@@ -38,7 +38,7 @@ class ModelError(OutriderError):
 
 
 class CompositionError(OutriderError):
-    """Parts of a method that are not exact, or not possible, together."""
+    """The parts of a method cannot be combined: together they are not exact, or not possible."""
 
 
 class DraftError(OutriderError):
@@ -46,7 +46,7 @@ class DraftError(OutriderError):
 
 
 class RankError(RuntimeError):
-    """A process of a model that is divided among several has died, and the model with it. Nobody's input caused it."""
+    """A process of a model that is divided among several processes has died. No input caused it."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -16,23 +16,23 @@ from torch import Tensor
 from outrider.core.interfaces import Cache, Target
 from outrider.core.plan import Plan
 from outrider.core.rng import Noise
+from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Tempering
 
 _MOST_SCORED = 16
-"""Most tokens that one pass reads and scores, though the last scores alone are wanted."""
+"""Most tokens that one pass may both read and score when only the last scores are wanted."""
 
 
 @dataclass(frozen=True)
 class TreeSearch:
-    """How a best-first tree is looked for (see drafters/model/best_first.py)."""
+    """Parameters of a best-first tree search (see drafters/model/best_first.py)."""
 
     width: int
     """Nodes fed per level."""
     num_children: int
-    """Candidates looked at below each of them."""
+    """Candidate children considered for each of them."""
     tau: float
-    """How far the model's logits are from the target's."""
+    """Assumed distance between this model's logits and the target's."""
 
 
 class Guesses(NamedTuple):
@@ -41,16 +41,16 @@ class Guesses(NamedTuple):
     tokens: Tensor
     """[B, longest], padded with zeros."""
     depths: Sequence[int]
-    """Guesses of each row."""
+    """Number of guesses in each row."""
     beliefs: Sequence[Sequence[float]] | None
     """The model's confidence in each guess, where the plan has a ``doubt``."""
 
 
 class GuessingTarget(Target, ABC):
-    """A target that can run ahead by itself: a whole chain or tree of guesses in one call, for drafting.
+    """A target that can draft a whole chain or tree in one call.
 
-    Both feed ``rows[b]`` first and commit it. Guesses are ranked by logits + temperature * target noise of their output
-    position, among those that the cuts leave. None means that it cannot run ahead now, and that nothing has changed.
+    Both methods first feed ``rows[b]`` and commit it. Guesses are ranked by logits + temperature * target noise of
+    their output position, after truncation. None means that the target cannot draft now; nothing has changed then.
     """
 
     @abstractmethod
@@ -63,17 +63,18 @@ class GuessingTarget(Target, ABC):
         tempering: Tempering,
         noise: Noise,
     ) -> Guesses | None:
-        """The best guess after the best guess, as often as planned; commits all of them but the last.
+        """Draft a chain greedily, as long as planned. Commits all guesses but the last.
 
-        The belief in a guess is its share in the softmax of what guesses are ranked by: how far it is ahead of the others
-        under the noise that the target's choice will be made with."""
+        The confidence in a guess is its softmax probability under the scores that rank guesses: logits plus target
+        noise.
+        """
 
     @abstractmethod
     def guess_tree(
         self, rows: Sequence[Sequence[int]], cache: Cache, *, search: TreeSearch, plan: Plan, tempering: Tempering, noise: Noise
     ) -> tuple[TokenTree, Tensor] | None:
-        """The best trees within the plan, root first, and [B, N] the number of each node among those fed after the root, from
-        1, or 0. What was fed after the root is left uncommitted."""
+        """Draft the best trees within the plan, root first. Also returns [B, N]: each node's number among those fed
+        after the root, counted from 1, or 0 if it was not fed. Nodes fed after the root stay uncommitted."""
 
 
 def guess_by_steps(
@@ -86,8 +87,8 @@ def guess_by_steps(
     noise: Noise,
     vocab_size: int,
 ) -> Guesses:
-    """What ``GuessingTarget.guess`` returns, from a model that cannot run ahead by itself: a pass for every guess. Guesses are
-    not cut, and nothing is believed of them. A row without guesses is given no tokens."""
+    """``GuessingTarget.guess`` for a model without it: one pass per guess. Guesses are not truncated and have no
+    confidence. A row without guesses is given no tokens."""
     device, found = model.device, list[Tensor]()
     if max(map(len, rows)) > _MOST_SCORED:
         model.prefill([row[:-1] for row in rows], cache)

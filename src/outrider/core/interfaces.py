@@ -55,7 +55,7 @@ __all__ = [
 
 
 class Cache(ABC):
-    """What a model remembers of B rows. Committed tokens first, the nodes of the tree being scored after them."""
+    """A model's memory of B rows: committed tokens first, then the nodes of the tree being scored."""
 
     lengths: list[int]
     """Committed tokens of each row."""
@@ -66,7 +66,7 @@ class Cache(ABC):
 
     @abstractmethod
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
-        """Make room for a tree of ``num_nodes`` after every row's committed tokens; nodes before ``start`` stay as they are."""
+        """Make room for a tree of ``num_nodes`` after every row's committed tokens. Nodes before ``start`` are kept."""
 
     @abstractmethod
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -74,21 +74,21 @@ class Cache(ABC):
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Forget all past ``lengths[b]`` tokens, or the whole row where a cache cannot go back so far. Modifies lengths."""
+        """Keep the first ``lengths[b]`` tokens, or none if the cache cannot go back so far. Modifies lengths."""
 
     def settle(self) -> None:  # noqa: B027 (most caches have nothing to do)
-        """Begin a round: drop entries that are only approximate, so that they are computed again. Modifies lengths."""
+        """Begin a round: drop approximate entries, so that they are computed again. Modifies lengths."""
 
     @abstractmethod
     def fork(self, rows: Sequence[int]) -> Cache:
-        """A cache whose row i is a copy of row ``rows[i]``: rows that leave are not named, shared prefixes are named twice."""
+        """A cache whose row i is a copy of row ``rows[i]``. A row may be left out, or named several times."""
 
     @abstractmethod
     def join(self, other: Cache) -> Cache:
         """A cache of this one's rows followed by ``other``'s (of the same kind)."""
 
     def narrow(self, rows: Sequence[int]) -> Cache:
-        """As ``fork``, for a cache that is not used again. The result may share its memory, and ``join`` may reuse it."""
+        """As ``fork``, but this cache is not used again. The result may share its memory, and ``join`` may reuse it."""
         return self.fork(rows)
 
 
@@ -102,15 +102,15 @@ class Target(ABC):
     device: torch.device
     dtype: torch.dtype
     gumbel_stream: GumbelStream = staticmethod(gumbel_stream)
-    """How random numbers are made where this target runs."""
+    """How Gumbel noise is computed on this target's device."""
     traits: TargetTraits = TargetTraits()
-    """Properties that others must know to run this target."""
+    """Properties of this target that callers must know to run it."""
     choose: Choose | None = None
-    """This target's own way to choose tokens with these numbers; None for the common way."""
+    """This target's own implementation of Gumbel-max sampling; None for the common one."""
 
     @property
     def captured_as(self) -> Target:
-        """The target whose passes are in captured rounds: itself, or the one in a wrapper that changes prompts alone."""
+        """The target whose passes are captured: itself, or the inner one of a wrapper."""
         return self
 
     @abstractmethod
@@ -125,10 +125,10 @@ class Target(ABC):
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
-        """Score nodes ``start``.. of every tree in one pass. Writes them after each row's committed tokens; commits nothing. A
-        tree can be grown level by level: nodes before ``start`` were scored by earlier calls, and are in the cache. Scores and
-        taps are those of nodes ``start``.. only. ``resume`` (of a ``LayeredTarget``, with ``start`` 0) goes on where ``exit``
-        left: scores and cache are the same without it. Taps below its layer are left out: those states are gone."""
+        """Score nodes ``start``.. of every tree in one pass. Writes them after each row's committed tokens; commits nothing.
+
+        Nodes before ``start`` were scored by earlier calls and are in the cache. ``resume`` (for a ``LayeredTarget``, with
+        ``start`` 0) continues where ``exit`` ended. It changes no score, but taps below its layer are left out."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -146,36 +146,36 @@ class Context:
     noise: Noise
     device: torch.device
     cache: Cache | None = None
-    """The target's own, for drafters that run part of the target. They may write nodes behind the committed tokens."""
+    """The target's cache, for drafters that run part of the target. They may write nodes after the committed tokens."""
 
     @property
     def roots(self) -> list[int]:
         return [row[-1] for row in self.tokens]
 
     def without_guesses(self, draws: Draws) -> Draft:
-        """Trees that hold only their roots, for a drafter that is not asked or has no guess."""
+        """Trees of a root alone, for a drafter that is not asked or has no guess."""
         return Draft(TokenTree.chain(torch.tensor(self.roots, device=self.device)[:, None]), draws)
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What a round taught: given to the drafter and the policy after the commit."""
+    """The outcome of a round, given to the drafter and the policy after the commit."""
 
     draft: Draft
     scores: Scores
     paths: Sequence[Sequence[int]]
-    """Committed nodes of each row, the root first: what every cache keeps. Empty for a seat that nobody ran in."""
+    """Committed nodes of each row, the root first. Every cache keeps these. Empty for a slot without a request."""
     num_accepted: Sequence[int]
     draft_seconds: float
     score_seconds: float
     plan: Plan | None = None
-    """The plan that the drafter got, shortened to the room that was left. The draft may be smaller."""
+    """The plan given to the drafter, shortened to the room left. The draft may be smaller."""
     round_seconds: float | None = None
-    """Seconds of the whole round without planning; None where it was not measured, and always None for the drafter."""
+    """Seconds of the whole round without planning. None if not measured, and always None for the drafter."""
     padded: bool = True
-    """Every row cost as much as the widest one (``TargetTraits.pads``)."""
+    """Whether every row costs as much as the widest one (``TargetTraits.pads``)."""
     prompts: Prompts = NO_PROMPTS
-    """What the round read of prompts."""
+    """The prompt tokens that the round also read."""
 
     @property
     def seconds(self) -> float:
@@ -186,13 +186,17 @@ class Drafter(ABC):
     """Proposes trees."""
 
     offers: ClassVar[tuple[Draws, ...]]
-    """Ways of drawing this drafter can be built with."""
+    """The ways of drawing that this drafter can be built with."""
     shape: ClassVar[Shape]
     taps: tuple[int, ...] = ()
-    """Target layers whose hidden states this drafter reads, in the prompt and in rounds. ``round_taps`` may name fewer."""
+    """Target layers whose hidden states this drafter reads, of prompts and of rounds. ``round_taps`` may name fewer."""
     draws: Draws
     never_guesses: ClassVar[bool] = False
-    """True for plain decoding: this drafter has no guesses."""
+    """True for plain decoding: the drafter never guesses."""
+    drafts_alone: bool = False
+    """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
+    reads_logits: bool = False
+    """Whether ``observe`` learns from the target's logits."""
 
     @property
     def memories(self) -> tuple[LastingMemory, ...]:
@@ -201,15 +205,20 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Any:
-        """State for new rows. The target has prefilled ``rows[b]`` without its last token."""
+        """State for new rows. The target has prefilled all of ``rows[b]`` but its last token."""
 
     @abstractmethod
     def propose(self, state: Any, context: Context, plan: Plan) -> Draft:
-        """A tree per row within a plan that has guesses. May modify the state's scratch space; commits nothing."""
+        """Propose a tree per row within a plan that has guesses. May modify the state's scratch space; commits nothing."""
+
+    def read_up(self, state: Any, context: Context, most: int) -> Sequence[int]:
+        """Read at most ``most`` tokens of texts it has yet to read. Rows that lack more are told, and get no guesses."""
+        del state, context, most
+        return ()
 
     @final
     def asked(self, state: Any, context: Context, plan: Plan) -> Draft:
-        """The checked proposal. Where the plan has no guesses the drafter is not asked; it still observes that round."""
+        """The proposal, checked. If the plan has no guesses, the drafter is not asked, but it still observes the round."""
         if not any(plan.max_depth):
             return context.without_guesses(self.draws)
         draft = self.propose(state, context, plan)
@@ -222,16 +231,16 @@ class Drafter(ABC):
         return None
 
     def round_taps(self, state: Any) -> tuple[int, ...]:
-        """Those that it will read of this round, after ``propose``: states nobody reads take time to keep."""
+        """The taps it will read of this round, known after ``propose``. Keeping states that nobody reads takes time."""
         del state
         return self.taps
 
     @abstractmethod
     def observe(self, state: Any, observation: Observation) -> None:
-        """Commit what was accepted to the state."""
+        """Update the state with the accepted tokens."""
 
     def finish(self, state: Any, row: int, tokens: Sequence[int]) -> None:
-        """Row ``row`` has ended with these tokens: for drafters that learn across requests. The row leaves after this."""
+        """Row ``row`` has ended with these tokens and leaves after this call. For drafters that learn across requests."""
         del state, row, tokens
 
 
@@ -245,12 +254,12 @@ class AcceptanceRule(ABC):
     exact_for: ClassVar[tuple[Draws, ...]]
     """Ways of drawing for which the output law is the target's, the preferred one first."""
     shape: ClassVar[Shape]
-    """TREE: walks any tree. CHAIN: only chains."""
+    """TREE: can walk any tree. CHAIN: can walk only chains."""
     lossless: ClassVar[bool]
     can_be_captured: ClassVar[bool] = False
     """Captured rounds can use this rule."""
     keeps_seed: ClassVar[bool] = False
-    """The text is plain decoding's with the same seed, token for token, and not only drawn from the same law."""
+    """Whether the text equals plain decoding's with the same seed. Other rules only keep the distribution."""
 
     @abstractmethod
     def walk(self, draft: Draft, law: Law, noise: Noise) -> Verdict: ...
@@ -274,7 +283,7 @@ class Policy(ABC):
         """Learn from a round."""
 
     def forget(self, state: Any | None) -> None:
-        """The drafter was exchanged for another: drop what was learnt of its guesses. ``state`` is that of the running rows."""
+        """Drop what was learnt about the drafter's guesses, because it was replaced. ``state`` belongs to the running rows."""
         del state
 
     def expect(self, prices: PriceSource) -> None:
@@ -282,9 +291,9 @@ class Policy(ABC):
         del prices
 
     def carry(self, state: Any, prompts: Prompts) -> None:
-        """The next round reads ``prompts`` beside its rows. For policies that weigh costs; told before ``plan``."""
+        """Note that the next round also reads ``prompts``; called before ``plan``. For policies that weigh costs."""
         del state, prompts
 
     def captured_shape(self) -> CapturedShape | None:
-        """How large captured rounds get under this policy; None where a plan needs more than the last round's outcome."""
+        """The draft lengths of captured rounds under this policy; None if a plan depends on more than the last round."""
         return None

@@ -1,7 +1,6 @@
 """Small JSON files that cache measured facts: prices of a machine, verdicts on a model.
 
-A file that cannot be read counts as one that is not there, and where nothing can be written nothing is kept: whoever asks finds
-it out again.
+An unreadable file counts as missing. Where nothing can be written, nothing is kept, and the caller measures again.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Drafters are frozen, and what evolves belongs to a request and dies with it. Som
 texts were said, what follows a token, which layers can be skipped. Such knowledge is an object of its own, handed to the
 drafter when it is built, and it may be shared by several drafters.
 
-A memory decides only what is guessed, never what is said. But how fast a text comes tells whether it was said before, so
-requests that must not learn of each other need memories of their own.
+A memory changes what is guessed, never the text. But speed reveals whether a text was generated before, so requests
+that must not learn of each other need separate memories.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class LastingMemory(ABC):
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Held by whoever writes, and by whoever reads several things that must fit together."""
+        """Held while writing, and while reading several values that must be consistent."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything: the memory is then as it was when it was made."""
+        """Forget everything, as if newly made."""

@@ -17,9 +17,11 @@ class LayeredTarget(Target, ABC):
 
     @abstractmethod
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
-        """[B, N - start, H] nodes ``start``.. after the sublayers that ``route`` takes; ``logits`` turns it into guesses.
+        """[B, N - start, H] states of nodes ``start``.. after the sublayers on ``route``; ``logits`` turns them into
+        guesses.
 
-        Reads the committed keys and values, and writes those of the nodes in the layers whose attention it takes. As with
-        ``score``, nodes before ``start`` were run by earlier calls, on the same route. ``begun`` says that nodes ``start``..
-        have been through the layers below ``begun.layer``, and with which states: the pass takes up the route there. What it
-        writes is scratch: the next ``score`` writes over it, or (see ``Resume``) goes on from it."""
+        Reads the committed keys and values. Writes the nodes' keys and values in the layers whose attention it runs.
+        As with ``score``, nodes before ``start`` were run by earlier calls, on the same route. ``begun`` holds the
+        states of nodes ``start``.. after the layers below ``begun.layer``; the pass continues from there. What it
+        writes is scratch: the next ``score`` overwrites it or continues from it (see ``Resume``).
+        """

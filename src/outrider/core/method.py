@@ -14,8 +14,11 @@ class Method:
     """A drafter, the rule that walks its trees, and the policy that plans them."""
 
     drafter: Drafter
+    """Grows the tree of guesses."""
     rule: AcceptanceRule
+    """Decides which guesses are accepted."""
     policy: Policy
+    """Decides how much is drafted in each round."""
 
     def __post_init__(self) -> None:
         rule, drafter = type(self.rule), type(self.drafter)
@@ -26,12 +29,12 @@ class Method:
 
     @property
     def lossless(self) -> bool:
-        """The output law is the target's."""
+        """Whether the output law is the target's."""
         return type(self.rule).lossless
 
 
 def agree_on_draws(drafter: type[Drafter], rule: type[AcceptanceRule]) -> Draws:
-    """The way of drawing the rule likes best among those the drafter can offer."""
+    """The rule's preferred way of drawing among those the drafter offers."""
     for draws in rule.exact_for:
         if draws in drafter.offers:
             return draws

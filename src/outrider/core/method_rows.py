@@ -1,4 +1,4 @@
-"""What a row of the tables says: how a part is built, what it needs, and which options it has.
+"""Rows of the tables: how a part is built, what it needs, and which options it has.
 
 The tables themselves are in ``methods.py``. A row may be made of other rows (a hybrid of drafters, a cascade): it then says
 which of its options names them, and its builder asks ``Parts.part`` for their drafters.
@@ -32,24 +32,25 @@ class Parts:
     drafts: tuple[Target, ...] = ()
     """All draft models, ``draft`` first."""
     translation: Translation | None = None
-    """Between the tokenizers of target and draft, for rows that are ``foreign``."""
+    """The translation between the tokenizers of target and draft, for ``any_tokenizer`` rows."""
     part: PartBuilder | None = None
     """Builds the drafters of other rows; None for a drafter that is itself part of another."""
 
     @property
     def draft_model(self) -> Target:
-        """The first draft model, of a row that needs one."""
+        """The first draft model, for a row that needs one."""
         assert self.draft is not None, "compose() checks needs_draft"
         return self.draft
 
     @property
     def tokenizers(self) -> Translation:
-        """The translation between the two tokenizers, of a row that is foreign."""
-        assert self.translation is not None, "compose() checks foreign rows"
+        """The translation between the two tokenizers, for a ``any_tokenizer`` row."""
+        assert self.translation is not None, "compose() checks any_tokenizer rows"
         return self.translation
 
     def drafter_of(self, name: str, *, skip_drafts: int = 0) -> Drafter:
-        """The drafter of another row, from the same options and models without the first ``skip_drafts`` draft models."""
+        """The drafter of another row, built from the same options and models. The first ``skip_drafts`` draft models
+        are left out."""
         assert self.part is not None, "compose() hands the builder on"
         return self.part(name, skip_drafts=skip_drafts)
 
@@ -64,26 +65,33 @@ class MethodRow:
     """One row of the table."""
 
     summary: str
+    """What it does, in one line."""
     paper: str
+    """Where the idea comes from."""
     drafter: type[Drafter]
+    """The class of the drafter."""
     build: Callable[[Parts], Drafter]
+    """Makes the drafter from the loaded models and options."""
     options: type = NoOptions
+    """A dataclass of the options that the method takes."""
     defaults: Mapping[str, Any] | None = None
-    """Defaults that differ from the policy's own."""
+    """Default options that differ from the policy's own defaults."""
     needs_draft: bool = False
+    """A draft model has to be given."""
     needs_layers: bool = False
-    """It runs some layers alone (``LayeredTarget``): the draft model's where it needs one, the target's elsewhere."""
+    """Whether it runs single layers (``LayeredTarget``): the draft model's if the row needs one, else the target's."""
     needs: tuple[str, ...] = ()
-    """Options without which there is nothing to run."""
+    """Options that must be given."""
     texts: tuple[str, ...] = ()
-    """Options that are lists of texts; ``LLM`` takes strings there and hands on their tokens."""
+    """Options that are lists of texts. ``LLM`` takes strings and passes on their tokens."""
     acceptance: str = "coupled"
+    """The rule that is taken when none is asked for."""
     policy: str = "adaptive"
     """The policy to use when the user names neither a policy nor a draft length."""
     parts: str | None = None
-    """The option that names the rows this one is made of; their options are then options of this row too."""
-    foreign: bool = False
-    """The draft model may have a tokenizer of its own."""
+    """The option that names the rows this one is made of. Their options become options of this row."""
+    any_tokenizer: bool = False
+    """Whether the draft model may have another tokenizer than the target."""
 
     def part_names(self, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the rows that this row is composed of, given its options."""
@@ -112,7 +120,7 @@ class RuleRow:
     paper: str
     options: type = NoOptions
     needs: tuple[str, ...] = ()
-    """Options without which the rule cannot be built, such as the folder of a trained head."""
+    """Options that must be given, such as the folder of a trained head."""
 
     @property
     def keeps(self) -> str:
@@ -126,7 +134,7 @@ class RuleRow:
         )
 
     def build(self, given: Mapping[str, Any]) -> AcceptanceRule:
-        """The rule with its options, or as it is where it has none."""
+        """Build the rule with its options."""
         make = cast("Callable[..., AcceptanceRule]", self.rule)
         return make() if self.options is NoOptions else make(fill(self.options, given))
 
@@ -142,5 +150,5 @@ def option_names(options: type) -> set[str]:
 
 
 def fill(options: type, given: Mapping[str, Any]) -> Any:
-    """The options a part has, from all that were given."""
+    """Fill a part's options from all options that were given."""
     return options(**{name: value for name, value in given.items() if name in option_names(options)})

@@ -1,7 +1,7 @@
-"""Seconds of a thread, without those it waited for a processor that other work had.
+"""Time of a thread, without its waits for a processor that other work used.
 
-On a busy machine most of a round's wall time may be such waiting. It says nothing of the round, and what it hits is chance. So
-times that are compared with each other leave it out. Linux counts it for every thread (``/proc/thread-self/schedstat``: time on
+On a busy machine most of a round's wall time may be such waiting, which says nothing about the round. Times that are
+compared with each other leave it out. Linux counts it for every thread (``/proc/thread-self/schedstat``: time on
 a processor, time in a queue for one, turns). Elsewhere nothing is left out. The count is rough beside short spans of time, so a
 span is never shorter than what the thread had of a processor, and never longer than the wall's.
 """
@@ -17,45 +17,46 @@ _COUNTS = "/proc/thread-self/schedstat"
 
 
 @final
-class _Clock(threading.local):
-    """The clock of one thread, which keeps its counts open. A forked child has counts of its own."""
+class _Clock:
+    """The clock of one thread. It keeps the system's file open, because a round reads it four times."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._open()
-
-    def _open(self) -> None:
-        self._process = os.getpid()
+    def __init__(self, now: float = 0.0) -> None:
+        self.now, self.process = now, os.getpid()
         try:
             self._file = os.open(_COUNTS, os.O_RDONLY)
         except OSError:
             self._file = -1
-        self._seen = self._counts()
+        self._wall, self._busy, self._waited = time.perf_counter(), time.thread_time(), self._queued()
 
     def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
 
-    def _counts(self) -> tuple[float, float, float]:
-        """Seconds on the wall, on a processor, and in a queue for one."""
-        wall, busy = time.perf_counter(), time.thread_time()
-        if self._file < 0:
-            return wall, busy, 0.0
-        _, waited, *_ = os.pread(self._file, 64, 0).split()
-        return wall, busy, int(waited) / 1e9
+    def _queued(self) -> float:
+        """Seconds spent waiting for a processor."""
+        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9 if self._file >= 0 else 0.0
 
     def read(self) -> float:
-        if self._process != os.getpid():
-            self._open()
-        before, self._seen = self._seen, self._counts()
-        wall, busy, waited = (after - was for after, was in zip(self._seen, before, strict=True))
-        self.now += min(max(wall - waited, busy, 0.0), wall)
+        wall, busy, waited = time.perf_counter(), time.thread_time(), self._queued()
+        span, had, lost = wall - self._wall, busy - self._busy, waited - self._waited
+        self._wall, self._busy, self._waited = wall, busy, waited
+        self.now += min(max(span - lost, had, 0.0), span)
         return self.now
 
 
-_CLOCK = _Clock()
+@final
+class _Clocks(threading.local):
+    """Holds the clock of each thread."""
+
+    clock: _Clock | None = None
+
+
+_CLOCKS = _Clocks()
 
 
 def own_seconds() -> float:
-    """A clock of the calling thread. It begins at zero for each."""
-    return _CLOCK.read()
+    """Seconds on the calling thread's own clock, which starts at zero. A forked child has its own count."""
+    clock = _CLOCKS.clock
+    if clock is None or clock.process != os.getpid():
+        clock = _CLOCKS.clock = _Clock(0.0 if clock is None else clock.now)
+    return clock.read()

@@ -20,7 +20,9 @@ LogitsProcessor = Callable[[Sequence[int], "Tensor"], "Tensor"]
 class Grammar(Protocol):
     """Which tokens may come next. States are values, so every node of a tree can have its own."""
 
-    def initial(self) -> Hashable: ...
+    def initial(self) -> Hashable:
+        """State before the first token."""
+        ...
 
     def advance(self, state: Any, token: int) -> Hashable | None:
         """State after ``token``; None if the token is not allowed there."""
@@ -31,8 +33,8 @@ class Grammar(Protocol):
         ...
 
     def forced(self, state: Any) -> Sequence[int]:
-        """Tokens of the text that must follow, as far as that is known: a guess for drafters, since a text may be cut into
-        tokens in several ways. Empty where there is a choice."""
+        """Tokens that must follow, as far as known; empty where there is a choice. They are guesses for drafters: the
+        same text may be split into tokens in several ways."""
         ...
 
 
@@ -58,17 +60,24 @@ def _refusing_unknown_names(kind: type[Class]) -> type[Class]:
 @_refusing_unknown_names
 @dataclass(frozen=True)
 class SamplingParams:
-    """Everything but the prompt. Applied in this order: user processors, logit bias, banned and minimum tokens, grammar,
-    repetition / presence / frequency penalties, temperature, top-k, top-p, min-p, typical-p."""
+    """Everything but the prompt.
+
+    The stages are applied in this order: user processors, logit bias, banned and minimum tokens, grammar,
+    repetition / presence / frequency penalties, temperature, top-k, top-p, min-p, typical-p.
+    """
 
     max_tokens: int = 128
+    """Most tokens to generate."""
     temperature: float = 0.0
     """0 is greedy: a point mass on the largest logit, the lowest token id on a tie."""
     top_k: int = 0
     """Keep the k largest; 0 keeps all."""
     top_p: float = 1.0
+    """Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all."""
     min_p: float = 0.0
+    """Keep tokens with at least this share of the largest probability; 0 keeps all."""
     typical_p: float = 1.0
+    """Keep the most typical tokens whose probabilities reach this sum; 1 keeps all."""
     repetition_penalty: float = 1.0
     """Logits of tokens in the prompt or the output are divided (positive) or multiplied (negative) by it."""
     presence_penalty: float = 0.0
@@ -76,23 +85,30 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted once per occurrence in the output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these tokens. -inf bans a token; inf forces it: only forced tokens can come, as likely among
-    themselves as the model finds them."""
+    """Added to the logits of these tokens. -inf bans a token. inf forces tokens: only those can come, with the
+    model's own odds among them."""
     banned_token_ids: Sequence[int] = ()
+    """Tokens that never come."""
     min_tokens: int = 0
     """No end-of-sequence or stop token before this many tokens."""
     stop: Sequence[str] = ()
     """Strings that end the text; cut off unless ``include_stop_str_in_output``."""
     stop_token_ids: Sequence[int] = ()
+    """Tokens that end the text, beside the end-of-sequence tokens."""
     include_stop_str_in_output: bool = False
+    """Keep the stop string at the end of the text."""
     ignore_eos: bool = False
+    """Continue after an end-of-sequence token."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     seed: int | None = None
-    """Same seed, same text. None draws one."""
+    """The same seed gives the same text. None draws a random seed."""
     logprobs: int | None = None
     """Return each emitted token's log-probability under the raw logits, and the top ``logprobs`` alternatives."""
     grammar: Grammar | None = None
+    """Which tokens may come next; ``LLM.grammar`` makes one."""
     logits_processors: Sequence[LogitsProcessor] = ()
+    """Functions of tokens and logits that are called before everything else."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -122,7 +138,8 @@ class SamplingParams:
             raise RequestError(f"logprobs = {self.logprobs!r} is not valid; it must be between 0 and 1000, or None")
 
     def repeated(self, n: int) -> list[SamplingParams]:
-        """The parameters of ``n`` texts of one prompt: seeds seed, seed + 1 ..., each the same text when written alone."""
+        """The parameters of ``n`` texts of one prompt, with seeds seed, seed + 1 and so on. Each text is the same
+        when generated alone."""
         if not _is_whole(n) or n < 1:
             raise RequestError(f"n = {n!r} is not valid; give the number of texts per prompt, at least 1")
         seeds = [None if self.seed is None else (self.seed + i) % 2**63 if i else self.seed for i in range(n)]
@@ -148,7 +165,7 @@ class SamplingParams:
 
     @staticmethod
     def of(**options: Any) -> SamplingParams:
-        """From keyword options of any names; an unknown one is refused with the nearest."""
+        """Build parameters from keyword options. An unknown name is refused, and the nearest one suggested."""
         return SamplingParams(**options)
 
 
@@ -169,7 +186,7 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None) -> list[
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """A list of any kind as a tuple; None is an empty one, as in OpenAI's API."""
+    """A list of any kind as a tuple. None becomes an empty tuple, as in OpenAI's API."""
     if value is None:
         return ()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):

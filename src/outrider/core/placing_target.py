@@ -1,4 +1,4 @@
-"""Targets that can read tokens at positions of the caller's choice, so that a prompt can be read in part."""
+"""Targets that read tokens at positions the caller chooses, so that parts of a prompt can be left out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from outrider.core.interfaces import Target
 
 
 class PlacingTarget(Target, ABC):
-    """A target whose tokens need not stand side by side."""
+    """A target that can read tokens at arbitrary positions."""
 
     has_windows: bool
-    """Some layers see only a window of recent slots. Where tokens were left out, the window reaches further back."""
+    """Whether some layers use sliding-window attention. Where tokens were left out, the window reaches further back."""
 
     @abstractmethod
     def placed(self, positions: Sequence[int] | Tensor) -> Target:
-        """The same weights, for rows whose first tokens have these positions; the token in slot s behind them has position s.
-        Rotary positions may be below 0: scores depend on the distances alone. A tensor [S, D / 2] gives every rotated pair of
-        dimensions a position of its own, as models with several axes of positions need."""
+        """The same weights, for rows whose first tokens have these positions. After them, the token in slot s has
+        position s. Rotary positions may be negative, since scores depend on distances alone. A tensor [S, D / 2]
+        gives each rotated pair of dimensions its own position, for models with several position axes.
+        """

@@ -11,19 +11,19 @@ from outrider.core.stopping import Doubt, StopRule
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How much to draft next: the most guesses along one path, and in all, for each row."""
+    """How much to draft next. For each row: the longest path, and the total number of guesses."""
 
     max_depth: tuple[int, ...]
     max_nodes: tuple[int, ...]
     stop: StopRule | None = None
-    """Asked while drafting; may end a row's path earlier."""
+    """Asked during drafting; may end a row's path early."""
     doubt: Doubt | None = None
-    """For drafters that know what they believe at no cost; others draft the whole plan."""
+    """Ends drafts by confidence, for drafters that know their confidence at no cost. Others draft the whole plan."""
     reason: Reason | None = None
     """Why the policy planned this."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
-        """The same with no path longer than ``room[b]``."""
+        """The plan with no path longer than ``room[b]``."""
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
         return Plan(depth, nodes, self.stop, self.doubt, self.reason)

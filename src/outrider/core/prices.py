@@ -1,8 +1,8 @@
 """What rounds cost on this machine, measured before they are served.
 
-A round costs by its rows and by the guesses of a row. That belongs to the machine and the models, not to a text, so it is
-measured once and kept (``outrider/rehearsal``). A policy that is given a ``PriceSource`` need not try lengths on its users to
-learn what they cost. Between what was measured, and beyond it, costs follow straight lines.
+The cost of a round depends on its rows and on the guesses per row. It belongs to the machine and the models, not to a
+text, so it is measured once and kept (``outrider/rehearsal``). A policy that is given a ``PriceSource`` need not try
+lengths on its users to learn what they cost. Other costs are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 Points = tuple[tuple[float, float], ...]
-"""A curve: places and seconds, by rising place."""
+"""A curve: (place, seconds) pairs in rising order of place."""
 Surface = tuple[tuple[int, Points], ...]
 """Curves over guesses, for each number of rows that was measured."""
 
@@ -25,18 +25,18 @@ class Prices:
     """Seconds of the parts of a round."""
 
     passes: Surface
-    """All of a round but its drafter, by the guesses of a row in the pass."""
+    """Everything in a round but its drafter, by the guesses of a row in the pass."""
     drafts: Surface = ()
-    """The drafter, by guesses along a path; empty where it was not measured. Zero where the whole round is in ``passes``."""
+    """The drafter, by draft length. Empty if it was not measured; zero if ``passes`` includes it."""
 
     def passing(self, rows: int, guesses: float) -> float:
-        """Seconds of a round, its drafter left out. Where one number of rows was measured, those of a pass with as many packed
-        nodes."""
+        """Seconds of a round without its drafter. If only one number of rows was measured, the packed number of nodes
+        decides."""
         (count, points), *others = self.passes
         return _across(self.passes, rows, guesses) if others else between(points, rows * (1 + guesses) / count - 1)
 
     def drafting(self, rows: int, guesses: float) -> float | None:
-        """Seconds of drafting so many guesses for each row; None where drafting was not measured."""
+        """Seconds to draft this many guesses per row; None if drafting was not measured."""
         return _across(self.drafts, rows, guesses) if self.drafts else None
 
     def to_json(self) -> dict[str, Any]:
@@ -54,20 +54,20 @@ class Prices:
 
 
 class PriceSource(ABC):
-    """Where a policy gets prices, when it first needs them."""
+    """Where a policy reads prices when it first needs them."""
 
     @abstractmethod
     def read(self, nodes_of: Callable[[int], int]) -> Prices | None:
-        """The prices, measured now if they are not known; None if they cannot be. ``nodes_of`` says how many guesses in
-        all a draft of so many along a path has, where it is a tree."""
+        """The prices, measured now if they are unknown; None if they cannot be measured. For trees, ``nodes_of`` maps
+        a draft length to the number of guesses."""
 
     @abstractmethod
     def doubt(self) -> None:
-        """Real rounds contradict these prices: measure them again next time."""
+        """Mark these prices as contradicted by real rounds, so that they are measured again next time."""
 
 
 def between(points: Sequence[tuple[float, float]], place: float) -> float:
-    """The curve at ``place``, along straight lines. Beyond its ends the nearest line goes on, but never falls."""
+    """The curve at ``place``, interpolated linearly. Beyond its ends it is extrapolated, but never falls."""
     if len(points) == 1:
         return points[0][1]
     right = min(max(bisect_left(points, (place,)), 1), len(points) - 1)
@@ -83,7 +83,7 @@ def _across(surface: Surface, rows: int, guesses: float) -> float:
 
 
 def _surface(value: Any) -> Surface:
-    """Curves as they were read from a file, checked."""
+    """Curves read from a file, checked."""
     if not isinstance(value, list):
         raise ValueError("prices are lists of rows and curves")
     surface = tuple((int(rows), _points(points)) for rows, points in value)
@@ -94,7 +94,7 @@ def _surface(value: Any) -> Surface:
 
 
 def _points(value: Any) -> Points:
-    """A curve as it was read from a file, checked."""
+    """A curve read from a file, checked."""
     if not isinstance(value, list) or not value:
         raise ValueError("a curve of prices is a list of places and seconds")
     points = tuple((float(place), float(seconds)) for place, seconds in value)

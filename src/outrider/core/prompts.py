@@ -102,6 +102,6 @@ def _is_token(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value as an error message quotes it: short."""
+    """A value as error messages quote it: shortened."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

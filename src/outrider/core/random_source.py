@@ -22,7 +22,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 class RandomSource(ABC):
-    """Chance, as a rule sees it. ``lane`` names the number: two questions with one lane would get one answer."""
+    """Randomness as a rule sees it. ``lane`` names the number: two questions with the same lane get the same answer."""
 
     @abstractmethod
     def bernoulli(self, probability: float, lane: int) -> bool:
@@ -38,7 +38,7 @@ class RandomSource(ABC):
 
 
 class NoiseSource(RandomSource):
-    """Answers from row ``row`` of a round's noise. The numbers of a lane never change, so each is computed once."""
+    """Answers from row ``row`` of a round's noise. A lane's numbers never change, so each is computed once."""
 
     def __init__(self, noise: Noise, row: int = 0) -> None:
         own = Noise(noise.seeds[row : row + 1], noise.positions[row : row + 1])
@@ -68,11 +68,11 @@ class NoiseSource(RandomSource):
 
 
 class ReplaySource(RandomSource):
-    """Follows a script of branch numbers; past its end takes the first possible one and notes what else could happen.
+    """Follows a script of branch numbers. Past its end it takes the first possible branch and notes the alternatives.
 
-    Behind every lane stands one uniform number. An answer narrows the interval it can lie in, and a lane that is asked
-    again answers from the same number: a rule that reuses a lane, or a drafter that looks at the target's noise, is
-    enumerated as it would run and not as if each question had a fresh number.
+    Each lane is one uniform number. An answer narrows the interval in which it can lie, and a repeated question is
+    answered from the same number. So a rule that reuses a lane, or a drafter that reads the target's noise, is
+    enumerated as it would run.
     """
 
     def __init__(self, script: list[int]) -> None:
@@ -112,13 +112,13 @@ class ReplaySource(RandomSource):
 
 
 def _edges(weights: Tensor) -> list[float]:
-    """0 and the running sums, scaled to end at 1. (Dividing by the last sum gives a token of weight 0 no sliver.)"""
+    """0 and the running sums, scaled to end at 1. Dividing by the last sum gives a token of weight 0 no interval."""
     sums = list(accumulate(weights.tolist()))
     return [0.0, *(total / sums[-1] for total in sums)]
 
 
 def enumerate_law(experiment: Callable[[RandomSource], Outcome]) -> dict[Outcome, float]:
-    """The exact law of ``experiment``'s outcome: every branch of every question is run once, weighted by its probability."""
+    """The exact law of ``experiment``'s outcome: every branch runs once, weighted by its probability."""
     law: dict[Outcome, float] = {}
     scripts: list[list[int]] = [[]]
     while scripts:

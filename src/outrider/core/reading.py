@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Prompts(NamedTuple):
-    """What a round reads of prompts, in the same pass."""
+    """The prompt tokens that a round reads in the same pass."""
 
     num_tokens: int = 0
     num_places: int = 0
-    """Places of the pass that are there for them, filled or not."""
+    """Prompt tokens that the pass has room for, used or not."""
     is_full: bool = False
-    """More prompt tokens wait than the round can read."""
+    """Whether more prompt tokens wait than the round can read."""
 
 
 NO_PROMPTS = Prompts()

@@ -12,7 +12,7 @@ from typing import final
 
 
 class ReasonCode(Enum):
-    """What decided. The value is a stable name for metrics and traces; ``sentence`` explains it with the round's numbers."""
+    """What decided a plan. The value is a stable name for metrics and traces; ``sentence`` explains it with numbers."""
 
     GIVEN = "given"
     CALIBRATION = "calibration"
@@ -24,6 +24,7 @@ class ReasonCode(Enum):
     RULE = "rule"
     REQUEST_LIMIT = "request-limit"
     MEMORY = "memory"
+    READING = "reading"
 
 
 _SENTENCES = {
@@ -49,6 +50,7 @@ _SENTENCES = {
     ReasonCode.RULE: "The policy's rule gives a draft length of up to {length:.0f}.",
     ReasonCode.REQUEST_LIMIT: "The request allows at most {limit:.0f} guesses.",
     ReasonCode.MEMORY: "Memory leaves room for {room:.0f} guesses.",
+    ReasonCode.READING: "The draft model is still reading the prompt, {tokens:.0f} tokens in a round.",
 }
 
 
@@ -59,11 +61,11 @@ class Reason:
 
     code: ReasonCode
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What the sentence needs, by name."""
+    """The numbers of the sentence, by name."""
 
     @property
     def sentence(self) -> str:
-        """One sentence for people."""
+        """The reason as one sentence."""
         return _SENTENCES[self.code].format(**self.numbers)
 
     def to_json(self) -> dict[str, object]:

@@ -30,7 +30,7 @@ class RoundReport:
     seen: Observation
     """The plan, the draft tree, the scores, the accepted paths, and the seconds of drafting and scoring."""
     drafted: Sequence[int]
-    """Guesses."""
+    """Guesses of each row."""
     rejected: Sequence[bool]
     """True where the path ended because the target refused a guess."""
     emitted: Sequence[list[int]]
@@ -38,9 +38,9 @@ class RoundReport:
     seconds: float
     """Wall time of the round, planning included."""
     lane: Hashable = None
-    """Name of the method, where a scheduler runs several."""
+    """Name of the method, if a scheduler runs several."""
     layout_seconds: float = 0.0
-    """Time spent on placing rows side by side before the round."""
+    """Time spent arranging rows before the round."""
 
     @property
     def accepted(self) -> Sequence[int]:
@@ -58,7 +58,7 @@ class RoundReport:
         return sum(map(len, self.emitted))
 
     def progress(self) -> Iterator[Progress]:
-        """The round as each request sees it."""
+        """The round from each request's view."""
         for row in range(len(self.ids)):
             yield Progress(self, row)
 

@@ -16,11 +16,11 @@ class Origin(Enum):
     """Where an emitted token came from."""
 
     ACCEPTED = "accepted"
-    """Drafted, and what the target would have said."""
+    """Drafted and accepted."""
     RECOVERED = "recovered"
-    """The target's own, in place of rejected guesses."""
+    """The target's own token, in place of rejected guesses."""
     BONUS = "bonus"
-    """The target's own, where nothing had been guessed."""
+    """The target's own token, where nothing was guessed."""
 
 
 class FinishReason(Enum):
@@ -50,10 +50,10 @@ class Request:
     new_stream: Callable[[], TextStream] | None = None
     """Makes the detokenizer; only needed for stop strings and streamed text."""
     read_ids: Sequence[int] = ()
-    """What the target reads in the place of ``prompt_ids``, token for token, where a prompt is more than text: ids beyond the
-    vocabulary name embeddings that the target holds (``vision/book.py``). Empty for a prompt of text."""
+    """Token ids that the target reads in place of ``prompt_ids``, one for one, for prompts with images. Ids beyond
+    the vocabulary name embeddings that the target holds (``vision/book.py``). Empty for text."""
     held: object = None
-    """What must live as long as the request: the embeddings that ``read_ids`` name."""
+    """An object that must live as long as the request: the embeddings that ``read_ids`` name."""
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -64,32 +64,40 @@ class Request:
 
 @dataclass
 class Stats:
-    """What a request cost. Tokens per target pass and acceptance follow from it."""
+    """The cost of a request. Tokens per target pass and the acceptance rate follow from it."""
 
     num_passes: int = 0
     """Target passes after the prefill; one pass emits at least one token."""
     num_drafted: int = 0
+    """Guesses that were drafted."""
     num_accepted: int = 0
+    """Guesses that were accepted."""
     num_tested: int = 0
-    """Depths at which a guess was put to the test: accepted ones, and one more where a rejection ended the path."""
+    """Tested depths: the accepted ones, plus one where a rejection ended the path."""
     num_tokens: int = 0
+    """Tokens that were emitted."""
     prefill_seconds: float = 0.0
+    """Time to read the prompt."""
     draft_seconds: float = 0.0
+    """Time of the drafter."""
     score_seconds: float = 0.0
+    """Time of target passes."""
     seconds: float = 0.0
     """Wall time of the rounds this request took part in, prefill excluded."""
 
     @property
     def tokens_per_pass(self) -> float:
+        """Tokens emitted per target pass; plain decoding has 1."""
         return self.num_tokens / self.num_passes if self.num_passes else 0.0
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens emitted per second, prefill included."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def acceptance(self) -> float:
-        """Accepted over tested depths. (Accepted over drafted would depend on the draft length.)"""
+        """Acceptance rate: accepted over tested depths. Accepted over drafted would depend on the draft length."""
         return self.num_accepted / self.num_tested if self.num_tested else 0.0
 
 
@@ -104,7 +112,7 @@ class TokenLogprob:
 
 @dataclass(eq=False)
 class RequestState:
-    """A running request. ``tokens`` only ever grows, and only by what was emitted."""
+    """A running request. ``tokens`` only grows, and only by emitted tokens."""
 
     request: Request
     seed: int = 0
@@ -121,9 +129,11 @@ class RequestState:
     stream: TextStream | None = None
     failure: Exception | None = None
     """Why the request ended with ``FinishReason.ERROR``."""
+    max_draft: int | None = None
+    """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
 
     @staticmethod
-    def of(request: Request) -> RequestState:
+    def of(request: Request, *, max_draft: int | None = None) -> RequestState:
         seed = request.params.seed if request.params.seed is not None else secrets.randbits(63)
         grammar = request.params.grammar
         return RequestState(
@@ -132,6 +142,7 @@ class RequestState:
             tokens=list(request.prompt_ids),
             grammar_state=grammar.initial() if grammar else None,
             stream=request.new_stream() if request.new_stream else None,
+            max_draft=max_draft,
         )
 
     @property
@@ -140,7 +151,7 @@ class RequestState:
 
     @property
     def read_tokens(self) -> Sequence[int]:
-        """``tokens`` as the target reads them: an image's places have ids of that image's own."""
+        """``tokens`` as the target reads them: the positions of an image have ids of their own."""
         read = self.request.read_ids
         return [*read, *self.output_ids] if read else self.tokens
 

@@ -9,16 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Resume:
-    """What a drafter that runs the target's own first layers hands on, so that nobody runs them twice.
+    """The target's first layers, already run by the drafter, so that the target need not run them again.
 
-    Nodes 0 .. M - 1 of every tree have been through layers 0 .. ``layer`` - 1 exactly as the target would take them, and
-    their keys and values of those layers are in the target's cache.
+    Nodes 0 .. M - 1 of every tree have passed layers 0 .. ``layer`` - 1 exactly as in the target, and their keys and
+    values of those layers are in the target's cache.
     """
 
     layer: int
-    """Layers that were run; the next one to run."""
+    """Number of layers that were run; also the next layer to run."""
     hidden: Tensor
-    """[B, M, H] what enters layer ``layer``; M is at least 1."""
+    """[B, M, H] input of layer ``layer``; M is at least 1."""
 
     @property
     def num_nodes(self) -> int:

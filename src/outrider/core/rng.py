@@ -10,7 +10,7 @@ identically on CPU and GPU; logarithms are taken in float64 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -18,8 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.core.tempering import Tempering
+from outrider.core.tree import TokenTree
+
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Stream element i of a key is element i - k of the key plus k times this."""
+"""Adding k times this to a key shifts its stream by k elements."""
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
 
@@ -73,36 +76,50 @@ def gumbel_stream(keys: Tensor, length: int) -> Tensor:
 
 
 GumbelStream = Callable[[Tensor, int], Tensor]
-"""``gumbel_stream``, or a faster one that a device has for the same numbers."""
+"""``gumbel_stream``, or a device's faster implementation with the same numbers."""
+
+
+Masks = Mapping[tuple[int, int], Tensor]
+"""[V] boolean masks of the tokens that a grammar allows, by row and node."""
 
 
 class Choose(Protocol):
-    """The target's choices [B, M] from logits [B, M, V] that nothing but a temperature shapes, for nodes at ``depths`` [B, M]
-    (None where all temperatures are 0, which need no noise)."""
+    """The target's choices [B, M] after nodes ``start``.. of ``tree``, from their raw logits [B, M, V]. ``tempering``
+    and ``masks`` shape the laws. A choice is -1 where rounding decides; the second result counts those."""
 
-    def __call__(self, logits: Tensor, temperatures: Sequence[float], *, noise: Noise, depths: Tensor | None) -> Tensor: ...
+    def __call__(
+        self,
+        logits: Tensor,
+        tempering: Tempering,
+        *,
+        noise: Noise,
+        tree: TokenTree,
+        start: int,
+        masks: Masks,
+    ) -> tuple[Tensor, int]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
     """The random numbers of one round of B requests.
 
-    The target's noise belongs to the absolute output position, so it is the same whatever was drafted: that is what
-    makes the text a function of the seed. Everything else belongs to the *round*, named by the output position it starts
-    from. It must: a rule that looks ahead (block, traversal) stops because of guesses it then throws away, and drawing
-    those positions again with the same numbers would bias the next round.
+    The target's noise belongs to the absolute output position, so the text is a function of the seed, whatever was
+    drafted. All other noise belongs to the *round*, named by the output position it starts from. It must not be
+    reused: a rule that looks ahead (block, traversal) stops because of guesses it then discards, and drawing those
+    positions again with the same numbers would bias the next round.
     """
 
     seeds: Tensor
     """[B] int64."""
     positions: Tensor
-    """[B] int64, the output position of the next token: how many tokens the request has emitted."""
+    """[B] int64 output position of the next token: the number of tokens the request has emitted."""
 
     stream: GumbelStream = gumbel_stream
     choose: Choose | None = None
-    """A device's own way to make the target's choices, of the same numbers."""
+    """A device's own implementation of the target's choices, with the same numbers."""
     _known: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """On a CPU, [B, D, V] target noise of the first D depths by vocabulary: drafter and target ask for the same."""
+    """On a CPU: cached [B, D, V] target noise of the first D depths, by vocabulary size. Drafter and target share it.
+    """
 
     def target_gumbel(self, depths: Tensor, vocab_size: int) -> Tensor:
         """[B, M, V] Gumbel noise of the output positions that follow nodes at ``depths`` [B, M]."""

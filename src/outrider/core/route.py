@@ -1,7 +1,7 @@
-"""A way through part of a model: which attention and which MLP sublayers a pass takes, and which it leaves out.
+"""A route through part of a model: which attention and MLP sublayers a pass runs.
 
-A residual network still says something sensible with some of its sublayers left out, which is how a target can draft for
-itself. Leaving *early* takes all sublayers of the first E layers and nothing after them; *skipping* leaves out single ones.
+A residual network still predicts well with some sublayers left out, so a target can draft for itself. Leaving *early*
+takes all sublayers of the first E layers and nothing after them; *skipping* leaves out single ones.
 
     x <- x + attention_l(x)  where attention[l],        x <- x + mlp_l(x)  where mlp[l],        l = 0 .. L - 1
 """
@@ -55,10 +55,10 @@ class Route:
 
     @property
     def is_first(self) -> bool:
-        """The first layers, whole, and nothing after them: what it computes is what the model computes there."""
+        """Whether the route is the first layers, whole, and nothing else. Its states are then the model's own."""
         return self == Route.first(self.depth, self.num_layers)
 
     @property
     def share(self) -> float:
-        """Part of the model's sublayers that is taken."""
+        """Share of the model's sublayers that run."""
         return (sum(self.attention) + sum(self.mlp)) / (2 * self.num_layers)

@@ -12,14 +12,14 @@ from outrider.core.sampling import Law
 
 @dataclass(frozen=True, eq=False)
 class RowDraft:
-    """One row's tree with its laws, as a scalar rule reads it."""
+    """One row's tree with its laws."""
 
     tokens: list[int]
     parents: list[int]
     p: Tensor
     """[N, V] the target's law after each node, float64."""
     q: Tensor | None
-    """[N, V] the law each node's children were drawn from; [N, S, V] of drafters that take turns."""
+    """[N, V] the law from which each node's children were drawn; [N, S, V] if drafters take turns."""
     draws: Draws
 
     def children(self, node: int) -> list[int]:

@@ -17,7 +17,7 @@ class RowState(ABC):
     def join(self, other: Any) -> RowState: ...
 
     def narrow(self, rows: Sequence[int]) -> RowState:
-        """As ``fork``, for a state that is given up (see ``Cache.narrow``)."""
+        """As ``fork``, but this state is not used again (see ``Cache.narrow``)."""
         return self.fork(rows)
 
 

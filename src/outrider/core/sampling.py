@@ -11,21 +11,27 @@ Truncations (top-k, top-p, min-p) are thresholds on the logit: ties at the thres
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
+from outrider.core.penalties import Penalties, is_penalised
 from outrider.core.request import RequestState
 from outrider.core.rng import Noise, Purpose
-from outrider.core.scores import Chooser, Scores
+from outrider.core.scores import Scores
+from outrider.core.tempering import Cut, Minimum, Tempering
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Cut, Tempering, min_p, top_k, top_p, typical_p
+from outrider.core.truncation import min_p, top_k, top_p, typical_p
+
+Choose = Callable[[], tuple[Tensor, int]]
+"""Returns choices [B, M], and how many of them are still open."""
 
 
 class Law:
-    """What a model would say after each of M nodes: the same object for the target (p) and for a drafter (q)."""
+    """The distribution after each of M nodes: the same class for the target (p) and for a drafter (q)."""
 
     def __init__(
         self,
@@ -35,9 +41,10 @@ class Law:
         noise: Noise,
         *,
         start: int = 0,
-        choose: Chooser | None = None,
+        choose: Choose | None = None,
     ) -> None:
-        """``adjusted`` may be a function that is called on first use. ``choose`` makes choices without it."""
+        """``adjusted`` may be a function, called on first use. ``choose`` returns choices without it: -1 for those
+        left to this law, and their number."""
         self._adjusted, self._choose = adjusted, choose
         self._sampler = sampler
         self._tree = tree
@@ -46,7 +53,7 @@ class Law:
 
     @cached_property
     def adjusted(self) -> Tensor:
-        """[B, M, V] logits after everything that can change their order."""
+        """[B, M, V] logits after all steps that can change their order."""
         return self._adjusted() if callable(self._adjusted) else self._adjusted
 
     @cached_property
@@ -62,16 +69,13 @@ class Law:
     @cached_property
     def choices(self) -> Tensor:
         """[B, M] Gumbel-max draw with the noise of each node's output position; the argmax where temperature is 0."""
-        choose, tempering = self._noise.choose, self._sampler.tempering
-        if self._choose is not None and tempering is not None and tempering.cuts is None:
-            depths = None if self._sampler.all_greedy else self._tree.depths[:, self._start :]
-            return self._choose(tempering.temperatures, self._noise, depths)
-        if choose is not None and tempering is not None and tempering.cuts is None and self.adjusted.dtype == torch.float32:
-            depths = None if self._sampler.all_greedy else self._tree.depths[:, self._start :]
-            return choose(self.adjusted, tempering.temperatures, noise=self._noise, depths=depths)
-        if self._sampler.all_greedy:
-            return self.adjusted.argmax(-1)
-        return self.perturbed.argmax(-1)
+        if self._choose is None:
+            return self._own_choices()
+        chosen, num_open = self._choose()
+        return torch.where(chosen < 0, self._own_choices(), chosen) if num_open else chosen
+
+    def _own_choices(self) -> Tensor:
+        return (self.adjusted if self._sampler.all_greedy else self.perturbed).argmax(-1)
 
     @cached_property
     def perturbed(self) -> Tensor:
@@ -86,7 +90,7 @@ class Law:
 
 
 class Sampler:
-    """The sampling parameters of B requests as tensors, plus what their penalties have to remember."""
+    """The sampling parameters of B requests as tensors, with the token counts for their penalties."""
 
     def __init__(self, rows: Sequence[RequestState], vocab_size: int, device: torch.device) -> None:
         self.rows = list(rows)
@@ -105,31 +109,57 @@ class Sampler:
         self._uses_typical = any(p.typical_p < 1 for p in params)
         self._bias = self._static_bias()
         self._ends = self._end_mask() if any(p.min_tokens for p in params) else None
-        self._penalties = _Penalties(self) if any(_penalised(row) for row in rows) else None
+        is_any_penalised = any(is_penalised(row) for row in rows)
+        self._penalties = Penalties(self.rows, vocab_size, device) if is_any_penalised else None
+        self._has_processors = any(p.logits_processors for p in params)
         self._per_node = [i for i, p in enumerate(params) if p.grammar or p.logits_processors]
 
-    @cached_property
+    @property
     def tempering(self) -> Tempering | None:
-        """Temperatures and cuts, if the rows' sampling needs nothing else; None otherwise."""
-        if self._uses_typical or self._per_node or any(x is not None for x in (self._bias, self._ends, self._penalties)):
-            return None
-        params = [row.params for row in self.rows]
-        is_cut = self._uses_top_k or self._uses_top_p or self._uses_min_p
-        cuts = [Cut(p.top_k or 0, p.top_p, p.min_p) for p in params] if is_cut else None
-        return Tempering([p.temperature for p in params], cuts)
+        """The rows' sampling parameters as plain values; None if a grammar or a user's function is needed."""
+        return None if self._per_node else self._tempering()
 
     def law(self, logits: Tensor, tree: TokenTree, noise: Noise, *, start: int = 0) -> Law:
         """The law after nodes ``start``.. of the tree, from their raw logits [B, N - start, V]."""
-        return Law(self.adjust(logits, tree, start=start), self, tree, noise, start=start)
+        if noise.choose is None or self._has_processors or logits.dtype != torch.float32:
+            return Law(self.adjust(logits, tree, start=start), self, tree, noise, start=start)
+        adjusted, choose = partial(self.adjust, logits, tree, start=start), partial(self._chosen, logits, tree, noise, start)
+        return Law(adjusted, self, tree, noise, start=start, choose=choose)
 
     def law_of(self, scores: Scores, tree: TokenTree, noise: Noise) -> Law:
-        """As ``law``, from the scores of a pass. Its logits are read only if more than a temperature shapes them."""
-        if scores.choose is None or self.tempering is None:
+        """As ``law``, from the scores of a pass. The logits are read only if more than a temperature shapes them."""
+        tempering, choose = self.tempering, scores.choose
+        if choose is None or tempering is None or not tempering.is_plain:
             return self.law(scores.logits, tree, noise)
-        return Law(lambda: self.adjust(scores.logits, tree), self, tree, noise, choose=scores.choose)
+        depths = None if self.all_greedy else tree.depths
+        elsewhere = partial(choose, tempering.temperatures, noise, depths)
+        return Law(lambda: self.adjust(scores.logits, tree), self, tree, noise, choose=lambda: (elsewhere(), 0))
+
+    def _chosen(self, logits: Tensor, tree: TokenTree, noise: Noise, start: int) -> tuple[Tensor, int]:
+        """The choices of ``law``, computed by the target's own code."""
+        assert noise.choose is not None
+        masks = {(i, node): mask for i in self._per_node for node, mask in self._masks(tree, i, start).items()}
+        logits = logits[..., : self.vocab_size]
+        return noise.choose(logits, self._tempering(), noise=noise, tree=tree, start=start, masks=masks)
+
+    def _tempering(self) -> Tempering:
+        """All parameters but grammars and processors."""
+        tempering = self._still
+        if self._ends is not None:
+            tempering = replace(tempering, minimum=Minimum(self._missing(), self._ends))
+        return tempering if self._penalties is None else replace(tempering, counted=self._penalties.counted())
+
+    @cached_property
+    def _still(self) -> Tempering:
+        """The parameters that do not change as texts grow."""
+        params = [row.params for row in self.rows]
+        is_cut = self._uses_top_k or self._uses_top_p or self._uses_min_p or self._uses_typical
+        cuts = [Cut(p.top_k or 0, p.top_p, p.min_p, p.typical_p) for p in params] if is_cut else None
+        bias = None if self._bias is None else self._bias[:, 0]
+        return Tempering([p.temperature for p in params], cuts, bias)
 
     def adjust(self, logits: Tensor, tree: TokenTree, *, start: int = 0) -> Tensor:
-        """Everything that can change which token is largest."""
+        """All steps that can change which token is the largest."""
         logits = logits[..., : self.vocab_size]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self._per_node:
@@ -159,7 +189,7 @@ class Sampler:
         return torch.where(greedy, _point_mass(logits), tempered) if bool(greedy.any()) else tempered
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        """[B, 1, 1], to broadcast over nodes and vocabulary."""
+        """[B, 1, 1] a column that broadcasts over nodes and vocabulary."""
         return torch.tensor(values, dtype=dtype, device=self.device)[:, None, None]
 
     def _static_bias(self) -> Tensor | None:
@@ -177,31 +207,47 @@ class Sampler:
 
     def _too_early(self, tree: TokenTree, start: int) -> Tensor:
         """[B, M] true where the next token would come before the row's minimum."""
-        missing = torch.tensor([row.params.min_tokens - row.num_output for row in self.rows], device=self.device)
-        return tree.depths[:, start:] < missing[:, None]
+        return tree.depths[:, start:] < self._missing()[:, None]
+
+    def _missing(self) -> Tensor:
+        """[B] tokens until a row may end."""
+        return torch.tensor([row.params.min_tokens - row.num_output for row in self.rows], device=self.device)
 
     def _process_nodes(self, logits: Tensor, tree: TokenTree, start: int) -> Tensor:
-        """User processors and grammars: called node by node, since they are arbitrary functions of the path."""
+        """Apply user processors and grammars node by node, since they are arbitrary functions of the path."""
         logits = logits.clone()
         for i in self._per_node:
-            try:
-                self._process_row(logits[i], tree, i, start)
-            except Exception as error:  # of this request's own processor or grammar: the others of the batch go on
-                self.rows[i].fail(error)
+            self._process_row(logits[i], tree, i, start)
+            for node, allowed in self._masks(tree, i, start).items():
+                logits[i, node - start].masked_fill_(~allowed.to(logits.device), -torch.inf)
         return logits
 
     def _process_row(self, logits: Tensor, tree: TokenTree, i: int, start: int) -> None:
         """Change the logits [M, V] of one row in place."""
         row, tokens = self.rows[i], tree.tokens[i].tolist()
-        states = _grammar_states(row, tree, i) if row.params.grammar else {}
-        for node in range(start, tree.sizes[i]):
-            path = [tokens[n] for n in tree.path(i, node)]
-            for processor in row.params.logits_processors:
-                logits[node - start] = processor([*row.tokens, *path], logits[node - start])
-            if row.params.grammar and states[node] is not None:
-                allowed = row.params.grammar.allowed(states[node], self.vocab_size).to(logits.device)
-                if bool(allowed.any()):  # a dead end keeps its logits, so that p is a law; ``emit`` ends the request there
-                    logits[node - start].masked_fill_(~allowed, -torch.inf)
+        try:
+            for node in range(start, tree.sizes[i]) if row.params.logits_processors else ():
+                path = [tokens[n] for n in tree.path(i, node)]
+                for processor in row.params.logits_processors:
+                    logits[node - start] = processor([*row.tokens, *path], logits[node - start])
+        except Exception as error:  # of this request's own processor: the others of the batch go on
+            row.fail(error)
+
+    def _masks(self, tree: TokenTree, i: int, start: int) -> dict[int, Tensor]:
+        """[V] boolean for the nodes of a row: what its grammar allows there."""
+        row = self.rows[i]
+        try:
+            states = _grammar_states(row, tree, i) if row.params.grammar else {}
+            found = {
+                node: row.params.grammar.allowed(state, self.vocab_size)
+                for node, state in states.items()
+                if row.params.grammar and node >= start and state is not None
+            }
+        except Exception as error:  # of this request's own grammar
+            row.fail(error)
+            return {}
+        # A dead end keeps its logits, so that p is a law; ``emit`` ends the request there.
+        return {node: allowed for node, allowed in found.items() if bool(allowed.any())}
 
 
 def bias_of(params: SamplingParams, vocab_size: int) -> Tensor:
@@ -228,46 +274,7 @@ def _grammar_states(row: RequestState, tree: TokenTree, index: int) -> dict[int,
     return states
 
 
-def _penalised(row: RequestState) -> bool:
-    params = row.params
-    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-
-
 def _point_mass(logits: Tensor) -> Tensor:
     """0 at the largest logit, -inf elsewhere."""
     mass = torch.full_like(logits, -torch.inf)
     return mass.scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
-
-
-class _Penalties:
-    """Token counts of each row, kept up to date as it grows, and their effect at every node."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.rows = sampler.rows
-        column = sampler._column
-        self.repetition = column([row.params.repetition_penalty for row in self.rows])
-        self.presence = column([row.params.presence_penalty for row in self.rows])
-        self.frequency = column([row.params.frequency_penalty for row in self.rows])
-        shape = (len(self.rows), sampler.vocab_size)
-        self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=sampler.device)
-        self.in_output = torch.zeros(shape, device=sampler.device)
-        self.num_counted = [len(row.request.prompt_ids) for row in self.rows]
-        for i, row in enumerate(self.rows):
-            self.in_prompt[i, list(row.request.prompt_ids)] = True
-
-    def apply(self, logits: Tensor, tree: TokenTree, start: int) -> Tensor:
-        self._catch_up()
-        counts = self.in_output[:, None].expand_as(logits).clone()
-        on_path = tree.ancestors[:, start:, 1:].to(counts.dtype)  # the root is committed, so it is counted already
-        tokens = tree.tokens[:, None, 1:].expand_as(on_path)
-        counts.scatter_add_(2, tokens, on_path)
-        seen = (counts > 0) | self.in_prompt[:, None]
-        repeated = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
-        logits = torch.where(seen, repeated, logits)
-        return logits - self.frequency * counts - self.presence * (counts > 0)
-
-    def _catch_up(self) -> None:
-        for i, row in enumerate(self.rows):
-            new = torch.tensor(row.tokens[self.num_counted[i] :], dtype=torch.int64, device=self.in_output.device)
-            self.in_output[i].scatter_add_(0, new, torch.ones_like(new, dtype=self.in_output.dtype))
-            self.num_counted[i] = len(row.tokens)

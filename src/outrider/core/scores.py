@@ -13,7 +13,7 @@ from outrider.core.rng import Noise
 
 
 class Chooser(Protocol):
-    """The target's choices [B, N] where temperatures are all that shapes the logits; ``depths`` [B, N] is None where every
+    """The target's choices [B, N] where only temperatures shape the logits. ``depths`` [B, N] is None if every
     temperature is 0, which needs no noise."""
 
     def __call__(self, temperatures: Sequence[float], noise: Noise, depths: Tensor | None, /) -> Tensor: ...
@@ -30,8 +30,8 @@ class Scores:
         *,
         choose: Chooser | None = None,
     ) -> None:
-        """``logits`` may be a function, of a target that has them in pieces: it is called when somebody looks at them. Such a
-        target can ``choose`` without."""
+        """``logits`` may be a function, called when they are first read. A target that computes logits in pieces
+        passes one, and can ``choose`` without it."""
         self._logits = logits
         self.taps: Mapping[int, Tensor] = {} if taps is None else taps
         """[B, N, H] hidden states by layer: tap i is the residual stream entering layer i, tap L the last layer's output."""
@@ -45,8 +45,8 @@ class Scores:
 
 @final
 class StackedTaps(Mapping[int, Tensor]):
-    """Taps in one tensor, cut and converted when one is looked at: most rounds of a drafter that pauses are never looked at,
-    and on a small model each of these operations takes a percent of the round."""
+    """Taps in one tensor, split and converted when one is read. Most rounds of a paused drafter are never read, and
+    on a small model each of these operations takes a percent of the round."""
 
     def __init__(self, taps: Sequence[int], states: Tensor, dtype: torch.dtype) -> None:
         """``states`` [taps, B, N, H]."""

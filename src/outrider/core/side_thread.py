@@ -1,8 +1,7 @@
 """A thread that works on a device while another thread does.
 
-It may replay graphs, and not capture them: until a capture ends, nobody may wait for the device or use its default stream.
-Work of such a thread that lacks a graph ends with ``NotCapturedError``. The thread in front then does that work itself, which
-captures.
+It may replay graphs but not capture them: during a capture nobody may wait for the device or use its default stream.
+Work that lacks a graph ends with ``NotCapturedError``. The main thread then does that work itself and captures the graph.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _MARK = _Mark()
 
 
 def become_side_thread() -> None:
-    """From now on the calling thread is one: the ``initializer`` of a pool."""
+    """Mark the calling thread as a side thread: the ``initializer`` of a pool."""
     _MARK.is_set = True
 
 
 def check_may_capture() -> None:
-    """Called before a graph is captured."""
+    """Refuse to capture a graph on a side thread."""
     if _MARK.is_set:
         raise NotCapturedError("a thread beside the engine's cannot capture a graph")

@@ -15,10 +15,10 @@ from outrider.core.sampling import Law
 
 
 class StopRule(ABC):
-    """Asked by a drafter at every depth which rows draft on; a drafter that cannot ask drafts the whole plan.
+    """A drafter asks it at every depth which rows continue. A drafter that cannot ask drafts the whole plan.
 
-    Made for one round, so it may remember what it saw in it. It decides about the *next* guess: one that was drawn is kept
-    (Lemma C of docs/lossless.md). None means every row, and costs no wait for the device.
+    It is made for one round, so it may keep what it saw. It decides about the *next* guess; a guess once drawn is
+    kept (Lemma C of docs/lossless.md). None means every row, and avoids waiting for the device.
     """
 
     @abstractmethod
@@ -27,7 +27,8 @@ class StopRule(ABC):
 
     @abstractmethod
     def after(self, depth: int, law: Law, guesses: Tensor) -> Sequence[bool] | None:
-        """Rows that go on below the ``guesses`` [B] just drawn from ``law``. Rows that ended earlier are in it too."""
+        """Rows that continue below the ``guesses`` [B] just drawn from ``law``. May include rows that have already
+        ended."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,18 @@ class Doubt:
     """
 
     levels: tuple[float, ...]
-    """Expected tokens lost while the guess is drafted for every row. The first one is drafted in any case."""
+    """Expected tokens lost while this guess is drafted for every row. The first guess is always drafted."""
     places: tuple[float, ...]
-    """Expected tokens lost to its node in the target's pass."""
+    """Expected tokens lost to the guess's node in the target's pass."""
     trust: tuple[float, ...]
 
     def prices(self, count: int) -> tuple[list[float], list[float]]:
-        """Levels and places of the first so many guesses."""
+        """Levels and places of the first ``count`` guesses."""
         levels, places = ([*given[:count], *given[-1:] * (count - len(given))] for given in (self.levels, self.places))
         return levels, places
 
     def lengths(self, beliefs: Sequence[Sequence[float]]) -> list[int]:
-        """How many of its guesses each row keeps, where a drafter believed ``beliefs[b]`` of them, in order."""
+        """How many of its guesses each row keeps, given the drafter's confidence ``beliefs[b]`` in each."""
         found, hopes, longest = [0] * len(beliefs), [1.0] * len(beliefs), max(map(len, beliefs), default=0)
         levels, places = self.prices(longest + 1)
         for step in range(longest):

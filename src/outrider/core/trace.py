@@ -1,4 +1,4 @@
-"""What happened, round by round: the only thing the pictures read."""
+"""A run, round by round. Pictures and pages read nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Round:
     path: list[int]
     """Accepted nodes, the root excluded."""
     emitted: list[int]
-    """Tokens appended to the output (fewer than accepted where a stop cut the run)."""
+    """Tokens appended to the output. A stop may cut an accepted run short."""
     origins: list[Origin]
     draft_seconds: float
     score_seconds: float

@@ -1,8 +1,10 @@
-"""What is true of a target, in one frozen value: a wrapper takes the inner one's and replaces what it changes."""
+"""Properties of a target in one frozen value. A wrapper copies the inner target's and replaces what it changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from outrider.core.device_round import PairedRows
 
 
 @dataclass(frozen=True)
@@ -10,18 +12,22 @@ class TargetTraits:
     """Properties of a model, beside its sizes, that others must know to run it."""
 
     is_invariant: bool = False
-    """A node's scores are the same bits whatever shares its pass: speculative text is then plain text, in every format."""
+    """Whether a node's scores are the same bits whatever shares its pass. Speculative text then equals plain text in
+    every format."""
     says_all: bool = True
-    """It can say every token. A draft with a reduced vocabulary cannot, and so cannot be verified against."""
+    """Whether it can produce every token. A draft with a reduced vocabulary cannot, so it cannot be a target."""
     can_be_captured: bool = False
-    """Its passes can be part of a round that is captured as one graph (``core/device_round.py``)."""
+    """Whether its passes can be part of a captured round (``core/device_round.py``)."""
+    captured_pairs: PairedRows | None = None
+    """How two rows of ``captured_as`` are one of this target's in captured rounds; None where a row is a row."""
     reads_whole: bool = False
-    """A prompt must be prefilled in one piece."""
+    """Whether a prompt must be prefilled in one piece."""
     pads: bool = True
-    """A pass costs as if every row were as wide as its widest one."""
+    """Whether a pass costs as if every row were as wide as the widest one."""
     has_own_threads: bool = False
-    """Its passes run on threads of its own, so PyTorch's threads should not spin beside them."""
+    """Whether its passes run on threads of its own. PyTorch's threads should then not spin beside them."""
     can_read_out: bool = True
-    """``logits`` turns states of the last layer into scores; some models have more behind it than a norm and a head."""
+    """Whether ``logits`` turns states of the last layer into logits. Some models have more after it than a norm and a
+    head."""
     why_together: str = ""
-    """Why its layers cannot be run apart, for messages; empty where there is nothing to add."""
+    """Why its layers cannot be run apart, for messages; empty if there is nothing to add."""

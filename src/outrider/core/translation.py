@@ -10,27 +10,29 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A text of the target's as the draft reads it."""
+class DraftReading:
+    """The draft's tokenization of the target's text."""
 
     num_tokens: int
-    """How many of the target's tokens were read. A character that the text has only begun is not read yet."""
+    """Number of the target's tokens that were read. An incomplete character is not read yet."""
     ids: list[int]
     """The draft's tokens, begin-of-sequence included."""
 
 
 class Translation(ABC):
-    """The target's tokens as the draft model reads them, and back."""
+    """Translates the target's tokens for the draft model, and back."""
 
     @abstractmethod
-    def to_draft(self, tokens: Sequence[int], before: Reading | None = None) -> Reading | None:
-        """How the draft reads a text of the target's, up to its last whole character; None where there is nothing to read.
-        With the reading of an earlier part of the text, only its end is translated anew."""
+    def to_draft(self, tokens: Sequence[int], before: DraftReading | None = None) -> DraftReading | None:
+        """The draft's reading of the target's text, up to its last whole character; None if there is nothing to read.
+        With ``before``, the reading of an earlier part, only the end is translated again."""
 
     @abstractmethod
     def to_target(self, tokens: Sequence[int], context: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The target's tokens for what the draft wrote after ``context`` (the draft's reading of ``tokens``); may be fewer,
-        or none where the text does not go on at a token's end, or with the bytes of the character that ``tokens`` end in."""
+        """The target's tokens for what the draft wrote after ``context``, the draft's reading of ``tokens``. The
+        result may be shorter, or empty if the text does not continue at a token boundary or with the bytes of the
+        character that ``tokens`` end in.
+        """
 
     @abstractmethod
     def shared(self) -> Tensor:

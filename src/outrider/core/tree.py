@@ -20,6 +20,9 @@ from torch import Tensor
 
 from outrider.core.errors import DraftError
 
+TreeRow = tuple[list[int], list[int]]
+"""Tokens and parents of one tree, the root first."""
+
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:

@@ -10,34 +10,11 @@ Each row's result depends on that row alone, so batching cannot change a text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 _CLOSE = 1e-5
 """Sums of probabilities that differ by less may be ordered by rounding alone."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The truncations of one request that are a threshold on the logit, applied in this order."""
-
-    top_k: int = 0
-    """0 keeps all tokens."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-
-@dataclass(frozen=True)
-class Tempering:
-    """Sampling of B requests that is nothing but a temperature and a cut."""
-
-    temperatures: Sequence[float]
-    """0 for greedy."""
-    cuts: Sequence[Cut] | None = None
-    """None if no request truncates."""
 
 
 def top_k(logits: Tensor, k: Tensor) -> Tensor:
@@ -46,10 +23,11 @@ def top_k(logits: Tensor, k: Tensor) -> Tensor:
 
 
 def top_p(logits: Tensor, p: Tensor) -> Tensor:
-    """Looks at the largest logits first and at more of them only while they do not add up to p: sorting all is slow.
+    """Sorts only as many of the largest logits as are needed to reach p, since sorting all is slow.
 
-    Where a sum is so near p that rounding decides, all logits are added up in the order in which transformers adds them, so
-    that a token at the cut falls on the same side on every machine."""
+    Where a sum is so near p that rounding decides, all logits are added in transformers' order, so that a token at
+    the threshold falls on the same side on every machine.
+    """
     norm = logits.logsumexp(-1, keepdim=True)
     size = min(64, logits.shape[-1])
     while True:

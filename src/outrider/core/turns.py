@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def by_turn(q: Tensor) -> Tensor:
-    """[B, N, S, V] the laws of a batch, S = 1 where there is one drafter."""
+    """[B, N, S, V] the laws of a batch; S = 1 for one drafter."""
     return q[:, :, None] if q.dim() == 3 else q
 
 
 def law_of_turn(q: Tensor, turn: int) -> Tensor:
-    """[V] the law that child number ``turn`` of a node was drawn from, given [V] or [S, V] of that node."""
+    """[V] the law from which child number ``turn`` of a node was drawn, from that node's [V] or [S, V]."""
     return q if q.dim() == 1 else q[turn % q.shape[0]]
 
 

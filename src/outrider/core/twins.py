@@ -15,7 +15,8 @@ from outrider.core.tree import TokenTree
 
 
 def first_twins(tree: TokenTree) -> Tensor:
-    """[B, N] the lowest index among each node's twins: the node itself where it has no elder one. Padding is left alone."""
+    """[B, N] the lowest index among each node's twins, which is the node itself if it is the first. Padding is left
+    unchanged."""
     tokens, parents, valid = tree.tokens, tree.parents, tree.valid
     nodes = torch.arange(tree.num_nodes, device=tokens.device)
     first = nodes.expand(tree.batch_size, -1).clone()

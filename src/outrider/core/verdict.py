@@ -30,7 +30,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RowVerdict:
-    """The same for one row, as the scalar form of a rule returns it."""
+    """The verdict on one row, as the scalar form of a rule returns it."""
 
     path: tuple[int, ...]
     next_token: int

@@ -13,4 +13,4 @@ class WatchedTarget(Target, ABC):
 
     @abstractmethod
     def tell_loss(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell``, from a thread of its own, with the name of a process that this target needs, once one dies."""
+        """Call ``tell`` on its own thread with the name of a process this target needs, if that process dies."""

@@ -1,4 +1,4 @@
-"""A target around another one: what it does not change is the inner target's, so that no wrapper forgets a property."""
+"""A target around another one. Whatever it does not change is the inner target's, so no wrapper forgets a property."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Inner = TypeVar("Inner", bound=Target)
 
 
 class WrappedTarget(Target, ABC, Generic[Inner]):
-    """A target that changes part of what another one does, and is like it in everything else.
+    """A target that changes part of another one and inherits the rest.
 
-    Two traits are never the inner target's. A captured round would pass the wrapper by, and why layers cannot be run apart is
-    for the wrapper to say."""
+    Two traits are never inherited. A captured round would bypass the wrapper, and only the wrapper can say why its
+    layers cannot be run apart.
+    """
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner

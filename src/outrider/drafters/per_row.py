@@ -19,7 +19,7 @@ Memory = TypeVar("Memory", bound=RowMemory)
 
 
 def forked(memories: Sequence[Memory], rows: Sequence[int]) -> list[Memory]:
-    """The memories of ``rows``. A row named once keeps its own; every further naming of it gets a copy."""
+    """The memories of ``rows``. The first use of a row keeps its memory; every further use gets a copy."""
     taken: set[int] = set()
     found: list[Memory] = []
     for row in rows:
@@ -49,7 +49,7 @@ class PerRowInContext(RowState, Generic[Memory]):
 
     rows: list[Memory]
     context: Context | None = None
-    """The target's laws and choices are made with its sampler and noise; None between rounds."""
+    """The context whose sampler and noise make the target's laws and choices; None between rounds."""
 
     def fork(self, rows: Sequence[int]) -> PerRowInContext[Memory]:
         return PerRowInContext(forked(self.rows, rows))

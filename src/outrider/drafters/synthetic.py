@@ -31,12 +31,12 @@ from outrider.core.tree import TokenTree
 
 @dataclass(frozen=True)
 class SyntheticOptions:
-    """How good and how dear the guesses are."""
+    """How accurate and how slow the guesses are."""
 
     rate: float | tuple[float, ...] = 0.7
-    """Probability that a guess is right given that those before it were; one number, or one per depth (the last goes on)."""
+    """Probability that a guess is right if those before it were. One number, or one per depth; the last one repeats."""
     seconds_per_guess: float = 0.0
-    """Time a round's drafting takes, per guess along the path."""
+    """Simulated drafting time of a round, per guess along the path."""
 
     def __post_init__(self) -> None:
         if not self.rates or any(not 0 <= rate <= 1 for rate in self.rates):
@@ -61,7 +61,7 @@ class Synthetic(Drafter):
     draws = Draws.DETERMINISTIC
 
     def __init__(self, options: SyntheticOptions, *, texts: Sequence[Sequence[int]], vocab_size: int) -> None:
-        """``texts``: prompt and output together, of every request that will be made."""
+        """``texts``: prompt and output together, for every request that will be made."""
         self.options = options
         self.vocab_size = vocab_size
         self._texts = [list(text) for text in texts]
@@ -87,7 +87,7 @@ class Synthetic(Drafter):
         del state, observation
 
     def _chain(self, tokens: Sequence[int], depth: int, coins: Sequence[float]) -> list[int]:
-        """The root, then guesses; as many as asked for, wrong ones where the text is not known."""
+        """The root, then as many guesses as asked for. They are wrong where the text is unknown."""
         known = next((text for text in self._texts if text[: len(tokens)] == tokens), [])
         chain = [tokens[-1]]
         for step in range(depth):

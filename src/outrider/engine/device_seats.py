@@ -3,65 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from outrider.core.device_round import PIECE_LEN
-from outrider.core.device_sampling import Stages
-from outrider.core.draft import Draft, Draws
-from outrider.core.interfaces import Observation, Plan
-from outrider.core.reading import NO_PROMPTS, Prompts
-from outrider.core.request import Origin, RequestState
-from outrider.core.scores import Scores
-from outrider.core.tree import TokenTree
-from outrider.engine.finish import emit
+from outrider.core.device_sampling import stages_for
+from outrider.core.reading import Prompts
+from outrider.core.request import RequestState
+from outrider.engine.finish import take
 
 NUM_PIECES = (0, 4, 16)
 """Pieces of prompts that a round may read: a round is captured for each."""
+_NEWEST = 1 / 16
+"""Share of the latest round in a running mean."""
 
 
-@dataclass(frozen=True, eq=False)
-class Joining:
-    """A request on its way to a slot."""
-
-    number: int
-    state: RequestState
-    cache: Any
-    """What was read of its tokens; None for nothing."""
-    is_read: bool
-    features: Tensor | None = None
-    """[n, F] the tapped states of the tokens that were read, where the drafter wants them."""
-
-
-@dataclass
+@dataclass(eq=False)
 class Seat:
-    """A request in a slot."""
+    """A request in a slot, or on its way to one."""
 
     number: int
     state: RequestState
-    stages: Stages
-    """Stages of the sampler that the request needs."""
-    num_read: int
-    """Tokens of the prompt that were read, or will have been when the rounds started so far have ended."""
-    began: float
+    cache: Any = None
+    """What was read of its tokens before it took the slot, which owns it from then on; None for nothing."""
+    features: Tensor | None = None
+    """[n, F] the tapped states of those tokens, where the drafter wants them."""
+    began: float = field(default_factory=time.perf_counter)
     first_round: int | None = None
     """The first of its own; None as long as it stands still because its prompt is read."""
     known: int = 0
     """Tokens the drafter has certainly read."""
     num_unread: int = 0
-    """Rounds since then that drafted nothing."""
+    """Tokens of rounds since then that drafted nothing."""
     num_paged: int = 0
     """Tokens that it has pages for."""
-    asks: tuple[Stages, bool, bool] = field(init=False)
-    """What it asks of a round: stages of the sampler, log-probabilities, a grammar."""
 
     def __post_init__(self) -> None:
-        params = self.state.params
-        self.asks = (self.stages, params.logprobs is not None, params.grammar is not None)
+        params, stages = self.state.params, stages_for([self.state.request])
+        assert stages is not None, "the host samples for the others"
+        self.asks = (stages, params.logprobs is not None, params.grammar is not None)
+        """What it asks of a round: stages of the sampler, log-probabilities, a grammar."""
+        self.num_read = 0 if self.cache is None else self.cache.lengths[0]
+        """Tokens of the prompt that were read, or will have been when the rounds started so far have ended."""
 
     @property
     def num_left(self) -> int:
@@ -69,9 +56,18 @@ class Seat:
         return len(self.state.tokens) - 1 - self.num_read if self.first_round is None else 0
 
     @property
+    def draws(self) -> bool:
+        """Its tokens are drawn."""
+        return self.state.params.temperature > 0
+
+    @property
     def is_constrained(self) -> bool:
         """It runs, and has a grammar."""
         return self.first_round is not None and self.state.params.grammar is not None
+
+    def runs_in(self, index: int) -> bool:
+        """Whether it takes part in this round of the lane's."""
+        return self.first_round is not None and self.first_round <= index
 
     def start(self, num_rounds: int) -> None:
         """Run from the next round on."""
@@ -79,31 +75,76 @@ class Seat:
         self.state.stats.prefill_seconds += time.perf_counter() - self.began
 
     def take(self, note: Sequence[int], *, drafted: bool, max_len: int) -> list[int]:
-        """The tokens a round brought, up to where one of them ends the request. A request whose text fails ends alone."""
+        """The tokens a round brought, up to where one of them ends the request."""
         num_emitted, _, num_agreed, rejected, *choices = note
-        said, num_own = choices[:num_emitted], max(0, num_emitted - num_agreed)
-        origins = [Origin.ACCEPTED] * (num_emitted - num_own) + [Origin.RECOVERED if rejected else Origin.BONUS] * num_own
-        try:
-            taken = emit(self.state, said, origins, max_len=max_len)
-        except Exception as error:
-            self.state.fail(error)
-            taken = 0
+        taken = take(self.state, choices[:num_emitted], num_agreed, rejected=bool(rejected), max_len=max_len)
         if drafted:
             self.known = len(self.state.tokens) - 2
         else:
-            self.num_unread += 1
-        return said[:taken]
+            self.num_unread += num_emitted
+        return taken
 
 
-def num_pieces_left(seats: Sequence[Seat | None]) -> int:
-    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``."""
-    left = sum(-(-seat.num_left // PIECE_LEN) for seat in seats if seat is not None and seat.first_round is None)
-    return next((size for size in NUM_PIECES if size >= left), NUM_PIECES[-1])
+class ReadingRound(Protocol):
+    """What a captured round had room for."""
+
+    num_guesses: int
+    num_pieces: int
 
 
-def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]]:
+@dataclass(eq=False)
+class Arriving:
+    """How often requests join a lane, and what the first pieces of their prompts add to a round, as running means."""
+
+    num_joined: int = 0
+    """Requests that joined since the last round."""
+    _rate: float = 0.0
+    """Requests that join per round, as a running mean."""
+    _seconds: dict[tuple[int, bool], float] = field(default_factory=dict)
+    """Seconds of rounds, by their guesses and by whether they have a few pieces."""
+    _guesses: int = 0
+    """Guesses of the latest round."""
+
+    def begin_round(self) -> None:
+        self._rate += _NEWEST * (self.num_joined - self._rate)
+        self.num_joined = 0
+
+    def took(self, seconds: float, played: ReadingRound) -> None:
+        """A round took so long on the device."""
+        self._guesses = played.num_guesses
+        if played.num_pieces <= NUM_PIECES[1]:
+            key = played.num_guesses, played.num_pieces > 0
+            known = self._seconds.get(key, seconds)
+            self._seconds[key] = known + _NEWEST * (seconds - known)
+
+    @property
+    def _added(self) -> float:
+        """What a few pieces add to a round, in rounds; nothing as long as both were not seen."""
+        plain, reading = (self._seconds.get((self._guesses, reads)) for reads in (False, True))
+        return max(0.0, reading / plain - 1) if plain and reading else 0.0
+
+    def num_seated(self, joining: Sequence[Seat], num_slots: int, *, is_idle: bool) -> int:
+        """How many of those who join take slots now: as many as have pieces for one round. The first piece makes a round
+        longer, the next few hardly do. So fewer wait for others: a round of waiting saves what those who may come would have
+        added, and costs the places that stay empty."""
+        pieces, enough = [-(-seat.num_left // PIECE_LEN) for seat in joining], NUM_PIECES[1]
+        if is_idle or sum(pieces) > 2 * enough:
+            return len(pieces)
+        if sum(pieces) < enough:
+            return 0 if self._rate * self._added > len(pieces) / num_slots else len(pieces)
+        return next(count for count, filled in enumerate(accumulate(pieces), 1) if filled >= enough)
+
+
+def num_pieces_left(seats: Iterable[Seat]) -> int:
+    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``. Sixteen make a round three times as
+    long, whether they are filled or not, so as many are taken only where more than half of them are filled."""
+    left = sum(-(-seat.num_left // PIECE_LEN) for seat in seats)
+    return max(NUM_PIECES[1], *(size for size in NUM_PIECES if size < 2 * left)) if left else 0
+
+
+def next_pieces(seats: Mapping[int, Seat], most: int) -> list[tuple[int, int]]:
     """Slots, and tokens before the piece, of what the next round reads of prompts: ``most`` pieces, first come first served."""
-    reading = [(slot, seat) for slot, seat in enumerate(seats) if seat is not None and seat.num_left]
+    reading = [(slot, seat) for slot, seat in seats.items() if seat.num_left]
     found: list[tuple[int, int]] = []
     for slot, seat in sorted(reading, key=lambda pair: pair[1].began):
         while seat.num_left and len(found) < most:
@@ -112,45 +153,8 @@ def next_pieces(seats: Sequence[Seat | None], most: int) -> list[tuple[int, int]
     return found
 
 
-def prompts_of(seats: Sequence[Seat | None], num_pieces: int) -> Prompts:
+def prompts_of(seats: Iterable[Seat], num_pieces: int) -> Prompts:
     """What a round with so many pieces will read of prompts."""
-    left = [seat.num_left for seat in seats if seat is not None and seat.num_left]
+    left = [seat.num_left for seat in seats]
     num_places, num_wanted = num_pieces * PIECE_LEN, sum(-(-count // PIECE_LEN) for count in left)
     return Prompts(min(sum(left), num_places), num_places, num_wanted > NUM_PIECES[-1])
-
-
-def observation_of(
-    notes: Sequence[Sequence[int] | None],
-    depth: int,
-    num_nodes: int,
-    seconds: float,
-    plan: Plan,
-    prompts: Prompts = NO_PROMPTS,
-    *,
-    reading: float = 0.0,
-) -> Observation:
-    """What a policy and the statistics read of a round of ``num_nodes`` nodes: depths, acceptance and seconds. The guesses stay
-    on the device. A seat that was empty has no note: it was asked for nothing. ``reading`` are the seconds before the round in
-    which the drafter caught up."""
-    drafted, accepted, asked = [0] * len(notes), [0] * len(notes), (0,) * len(notes)
-    if depth:
-        drafted = [0 if note is None else min(note[1], depth) for note in notes]
-        accepted = [0 if note is None else min(note[2], note[0]) for note in notes]
-        asked = tuple(0 if note is None else depth for note in notes)
-    draft = Draft(_stand_in([note[1] if note else 0 for note in notes], drafted, depth, num_nodes), Draws.DETERMINISTIC)
-    chains = [list(range(count + 1)) for count in range(depth + 2)]
-    paths = [chains[count] if note else [] for note, count in zip(notes, accepted, strict=True)]
-    played = Plan(asked, tuple(num_nodes - 1 if length else 0 for length in asked), reason=plan.reason)
-    whole = reading + seconds
-    return Observation(draft, Scores(torch.zeros(0)), paths, accepted, reading, seconds, played, whole, prompts=prompts)
-
-
-def _stand_in(guesses: Sequence[int], drafted: Sequence[int], depth: int, num_nodes: int) -> TokenTree:
-    """Trees of as many guesses, that reach as far as the real ones: a chain, and the others beside its first node."""
-    tokens = torch.zeros(len(guesses), num_nodes, dtype=torch.int64)
-    if num_nodes == depth + 1:
-        return TokenTree.chain(tokens, [count + 1 for count in drafted])
-    places = torch.arange(num_nodes)
-    reached = torch.tensor(drafted)[:, None]
-    parents = torch.where(places <= reached, places - 1, 0).masked_fill(places == 0, -1)
-    return TokenTree(tokens, parents, tuple(count + 1 for count in guesses))

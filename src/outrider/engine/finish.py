@@ -1,11 +1,38 @@
-"""When a request ends. An accepted run is taken token by token, so it is cut exactly where plain decoding would stop."""
+"""What a round brings a request, and when that ends it. An accepted run is taken token by token, so it is cut exactly where
+plain decoding would stop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from outrider.core.draft import Draft, Draws
 from outrider.core.errors import GrammarError
+from outrider.core.interfaces import Observation
+from outrider.core.report import RoundReport
 from outrider.core.request import FinishReason, Origin, RequestState
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
+
+
+def report_apart(
+    ids: Sequence[int], states: Sequence[RequestState], known: Sequence[int], *, seconds: float = 0.0
+) -> RoundReport:
+    """The report of requests that had no round together: each was run alone, or failed. It says what they have beyond their
+    first ``known`` tokens; guesses are counted in their statistics only."""
+    rows = len(ids)
+    draft = Draft(TokenTree.chain(torch.zeros(rows, 1, dtype=torch.int64)), Draws.DETERMINISTIC)
+    seen = Observation(draft, Scores(torch.zeros(0)), [[0]] * rows, [0] * rows, 0.0, 0.0)
+    emitted = [state.output_ids[count:] for state, count in zip(states, known, strict=True)]
+    return RoundReport(ids, states, known, seen, [0] * rows, [False] * rows, emitted, seconds)
+
+
+def take(state: RequestState, run: list[int], num_accepted: int, *, rejected: bool, max_len: int) -> list[int]:
+    """Give a request what a round brought it, of which the first ``num_accepted`` tokens were guessed; the tokens it took."""
+    guessed, last = run[:num_accepted], Origin.RECOVERED if rejected else Origin.BONUS
+    origins = [*[Origin.ACCEPTED] * len(guessed), *[last] * (len(run) - len(guessed))]
+    return run[: emit(state, run, origins, max_len=max_len)]
 
 
 def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], *, max_len: int) -> int:
@@ -15,7 +42,7 @@ def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], 
     if state.is_finished:  # it failed earlier in this round
         return 0
     if state.stream is None and state.params.grammar is None:
-        return _emit_unread(state, tokens, origins, max_len)
+        return _emit_whole_run(state, tokens, origins, max_len)
     for taken, (token, origin) in enumerate(zip(tokens, origins, strict=True), 1):
         old_size = len(state.text)
         try:
@@ -28,7 +55,7 @@ def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], 
     return len(tokens)
 
 
-def _emit_unread(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], max_len: int) -> int:
+def _emit_whole_run(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], max_len: int) -> int:
     """The same for a request whose text nobody reads: no token of it can fail, so the run is taken at once."""
     request = state.request
     room = min(len(request.prompt_ids) + request.params.max_tokens, max_len) - len(state.tokens)

@@ -8,9 +8,8 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
-from outrider.engine.device_lanes import NewLane
 from outrider.engine.job import Job, Slots
-from outrider.engine.scheduler import Scheduler
+from outrider.engine.scheduler import NewLane, Scheduler
 from outrider.engine.step import Engine
 
 _WHOLE_PROMPTS = 1 << 62

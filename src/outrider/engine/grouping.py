@@ -14,8 +14,8 @@ rectangles here are padded on the right, since that is where our passes leave ro
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 from outrider.core.catalog import Catalog
@@ -27,63 +27,44 @@ _PATIENCE = 8
 """Rounds that exspec lets a row wait for an equal; a batch that is never refilled does without such a limit."""
 
 
-class Grouping(ABC):
+@final
+@dataclass(frozen=True)
+class Grouping:
     """Chooses the rows of a round, and lays them out."""
 
-    @abstractmethod
-    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
-        """Rows that share the next round, of those with ``lengths`` tokens each that sat out the last ``waited`` rounds;
-        ``max_rows`` is how many there may be."""
+    choose: Callable[[Sequence[int], Sequence[int], int], list[int]]
+    """Rows that share the next round, of those with so many tokens each that sat out the last so many rounds; the last number
+    is how many there may be."""
+    is_padded: Callable[[set[int]], bool]
+    """Whether rows of these lengths are copied into a new rectangle."""
 
-    @abstractmethod
     def laid_out(self, batch: Batch) -> Batch:
         """The same rows as the round wants them."""
+        return batch.fork(range(len(batch.rows))) if self.is_padded(set(batch.cache.lengths)) else batch
 
 
-@final
-class Ragged(Grouping):
-    """Every row, as it is."""
-
-    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
-        del waited, max_rows
-        return list(range(len(lengths)))
-
-    def laid_out(self, batch: Batch) -> Batch:
-        return batch
+def _everybody(lengths: Sequence[int], waited: Sequence[int], max_rows: int) -> list[int]:
+    del waited, max_rows
+    return list(range(len(lengths)))
 
 
-@final
-class Realigned(Grouping):
-    """Every row, in a new rectangle every round."""
-
-    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
-        del waited, max_rows
-        return list(range(len(lengths)))
-
-    def laid_out(self, batch: Batch) -> Batch:
-        return _realigned(batch)
-
-
-@final
-class EqualLengths(Grouping):
+def _equals(lengths: Sequence[int], waited: Sequence[int], max_rows: int) -> list[int]:
     """Rows of one length, if there are two."""
-
-    def choose(self, lengths: Sequence[int], waited: Sequence[int], *, max_rows: int) -> list[int]:
-        size = max(1, max_rows // _WINDOW_GROUPS)
-        by_length: dict[int, list[int]] = {}
-        for row, length in enumerate(lengths):
-            by_length.setdefault(length, []).append(row)
-        largest = max(by_length.values(), key=lambda rows: min(len(rows), size))
-        if len(largest) == 1 or max(waited) >= _PATIENCE:
-            largest = sorted(range(len(lengths)), key=lambda row: -waited[row])
-        return largest[:size]
-
-    def laid_out(self, batch: Batch) -> Batch:
-        return batch if len(set(batch.cache.lengths)) == 1 else _realigned(batch)
+    size = max(1, max_rows // _WINDOW_GROUPS)
+    by_length: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        by_length.setdefault(length, []).append(row)
+    largest = max(by_length.values(), key=lambda rows: min(len(rows), size))
+    if len(largest) == 1 or max(waited) >= _PATIENCE:
+        largest = sorted(range(len(lengths)), key=lambda row: -waited[row])
+    return largest[:size]
 
 
-def _realigned(batch: Batch) -> Batch:
-    return batch.fork(range(len(batch.rows)))
-
-
-GROUPINGS: Catalog[Grouping] = Catalog("grouping", {"ragged": Ragged(), "eqspec": Realigned(), "exspec": EqualLengths()})
+GROUPINGS: Catalog[Grouping] = Catalog(
+    "grouping",
+    {
+        "ragged": Grouping(_everybody, lambda _: False),
+        "eqspec": Grouping(_everybody, lambda _: True),
+        "exspec": Grouping(_equals, lambda lengths: len(lengths) > 1),
+    },
+)

@@ -40,8 +40,6 @@ class Job:
     state: RequestState
     lane: Hashable = None
     """Name of the method it runs with."""
-    max_draft: int | None = None
-    """Most guesses along a path; 0 is plain decoding, None leaves it to the policy."""
     priority: int = 0
     """Requests with a larger one wait behind those with a smaller one."""
     shares_prefix: bool = True

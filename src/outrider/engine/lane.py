@@ -1,93 +1,76 @@
-"""A lane: the running requests of one method, and which of them share the next round."""
+"""A lane: the running requests of one method. The host drives its rounds (``host_lane.py``), or they are captured graphs
+(``device_lane.py``). The scheduler does not ask which."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from outrider.engine.grouping import Grouping
-from outrider.engine.isolation import join_all
+from outrider.core.report import RoundReport
+from outrider.core.request import Request, RequestState
 from outrider.engine.memory import BatchSize
-from outrider.engine.step import Batch, Engine
+from outrider.engine.prefill import Prefilled
+
+Keep = Callable[[int, Any, int], object]
+"""Told which request was read or has ended, and which row of a cache holds its tokens: others may begin alike."""
 
 
-@final
-@dataclass(eq=False)
-class Lane:
-    """Requests that run with one method."""
+class Lane(ABC):
+    """Requests that share rounds."""
 
-    engine: Engine
-    is_counted: bool
-    """Memory has a budget, so none is kept for requests that may come."""
-    batch: Batch | None = None
-    order: list[int] = field(default_factory=list)
-    """Numbers of the requests, by row."""
-    waited: Counter[int] = field(default_factory=Counter)
-    """Rounds since each request last took part in one."""
+    keep: Keep
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose states of the prompts ``join`` wants."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> list[tuple[int, RequestState]]:
+        """Numbers and states of the requests."""
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the requests."""
+        return [number for number, _ in self.rows]
 
     @property
     def size(self) -> BatchSize:
-        rows = self.batch.rows if self.batch else []
-        lengths = [len(row.tokens) for row in rows]
+        lengths = [len(state.tokens) for _, state in self.rows]
         return BatchSize(len(lengths), max(lengths, default=0), sum(lengths))
 
-    def join(self, fresh: Batch | None) -> None:
-        """Add requests. Those that cannot be joined fail."""
-        self._set(join_all([batch for batch in (self.batch, fresh) if batch is not None]))
+    def accepts(self, request: Request) -> bool:
+        """Whether this lane can do all that the request asks for."""
+        del request
+        return True
 
-    def group(self, grouping: Grouping, max_rows: int) -> Batch:
-        """Take out the rows of the next round as it wants them; ``put_back`` returns them."""
-        assert self.batch is not None, "somebody runs"
-        batch = self.batch
-        waited = [self.waited[number] for number in batch.ids]
-        rows = grouping.choose(batch.cache.lengths, waited, max_rows=max_rows)
-        if len(rows) == len(batch.rows):
-            self.batch = grouping.laid_out(batch)
-            return self.batch
-        group, chosen = grouping.laid_out(batch.fork(rows)), set(rows)
-        others = [row for row in range(len(batch.rows)) if row not in chosen]
-        self.waited = Counter({batch.ids[row]: waited[row] + 1 for row in others})
-        self._keep(others)
-        return group
+    def has_room(self, sizes: Sequence[BatchSize]) -> bool:
+        """Whether requests of these sizes find memory of the lane's own."""
+        del sizes
+        return True
 
-    def put_back(self, group: Batch) -> None:
-        """The rows of a round that was played; those that have finished leave."""
-        if group is not self.batch:
-            self._set(group if self.batch is None else self.batch.join(group))
-        self.leave_finished()
+    @property
+    def one_too_many(self) -> int | None:
+        """A request that must wait again, for the memory that the others need in the next round."""
+        return None
 
-    def replace(self, broken: Batch, whole: Batch | None) -> None:
-        """Put ``whole``, those who did not fail, in the place of a batch whose round raised."""
-        if broken is self.batch:
-            self.batch = None
-        self.join(whole)
-        self.leave_finished()
+    def reads(self, number: int, state: RequestState, prefix: Any) -> bool:
+        """Take a request whose prompt the lane reads in its own rounds, from behind ``prefix`` on; False where somebody else
+        has to read it first."""
+        del number, state, prefix
+        return False
 
+    @abstractmethod
+    def join(self, read: Prefilled) -> None:
+        """Add requests. One that cannot be joined raises."""
+
+    @abstractmethod
     def leave(self, number: int) -> None:
-        """A request is given up."""
-        self._keep([row for row, other in enumerate(self.order) if other != number])
+        """Give a request up, if it is here."""
 
-    def leave_finished(self) -> None:
-        rows = self.batch.rows if self.batch else []
-        self._keep([row for row, state in enumerate(rows) if not state.is_finished])
-
-    def _set(self, batch: Batch | None) -> None:
-        self.batch, self.order = batch, list(batch.ids) if batch else []
-
-    def _keep(self, rows: Sequence[int]) -> None:
-        batch = self.batch
-        if batch is None or len(rows) == len(batch.rows):
-            return
-        if not rows:
-            self._set(None)
-        else:
-            self._set(batch.fork(rows) if self.is_counted else batch.narrow(_without_holes(rows)))
-
-
-def _without_holes(rows: Sequence[int]) -> list[int]:
-    """Rows that stay, in an order that moves as few as can be: the last ones fill the places of those that left."""
-    staying = set(rows)
-    last = [row for row in rows if row >= len(rows)]
-    return [place if place in staying else last.pop() for place in range(len(rows))]
+    @abstractmethod
+    def step(self, room: int) -> RoundReport | None:
+        """Run the next round with at most ``room`` guesses a row; what the latest round that has ended did. Requests that have
+        ended leave."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.core.device_sampling import MOST_LOGPROBS
 from outrider.core.request import TokenLogprob
-from outrider.models.gpu.walk import NOTE, RING
+from outrider.device.acceptance.coupled import NOTE, RING
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ There are too many kinds to capture all of them. The usual ones, which sample wi
 length of a draft. Of the others there are a few that do more than most requests ask for: such a round serves all who ask for
 less.
 
-    kind a serves b  iff  slots equal;  guesses, pieces of a <= those of b;  stages, logprobs, grammars of a >= those of b
+    kind a serves b  iff  slots, walk equal;  guesses, pieces of a <= those of b;  stages, logprobs, grammars of a >= those of b
 
 Fewer guesses than planned, and fewer pieces, are decided before anything is drawn, so the text stays what it is.
 """
@@ -47,12 +47,14 @@ class RoundKind:
     logprobs: bool = False
     constrained: bool = False
     """Grammars forbid tokens."""
+    told: bool = False
+    """A rule on the host says what follows each node, whatever the sampler."""
 
     def serves(self, wanted: RoundKind) -> bool:
         """Whether the texts are right in a round of this kind where another was wanted."""
         shorter = self.num_guesses <= wanted.num_guesses and self.num_pieces <= wanted.num_pieces
         richer = self.stages >= wanted.stages and self.logprobs >= wanted.logprobs and self.constrained >= wanted.constrained
-        return self.num_slots == wanted.num_slots and shorter and richer
+        return (self.num_slots, self.told) == (wanted.num_slots, wanted.told) and shorter and richer
 
     @property
     def worth(self) -> tuple[int, int, bool, int, bool]:
@@ -83,9 +85,12 @@ def other_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -
         yield replace(kind, num_guesses=length, num_pieces=count)
 
 
-def num_kinds(guesses: Sequence[int], pieces: Sequence[int]) -> int:
-    """Kinds of both sorts, for one number of slots."""
-    return len(usual_kinds(1, guesses, pieces)) + len(list(other_kinds(1, guesses, pieces)))
+def told_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -> Iterator[RoundKind]:
+    """Rounds for all requests under a rule on the host: it takes the logits, so there is one sampler. Those with
+    log-probabilities have the shortest draft."""
+    yield from (replace(kind, told=True) for kind in usual_kinds(num_slots, guesses, pieces))
+    for count in pieces[:2]:
+        yield RoundKind(num_slots, guesses[0], count, logprobs=True, told=True)
 
 
 def _thinned(guesses: Sequence[int]) -> list[int]:

@@ -2,10 +2,11 @@
 
     leave -> admit -> read -> round -> leave
 
-Requests of one method share a batch, a *lane*; all lanes share the target, the slots and the memory. Every round of every lane
-is a round of ``Engine.step``; nothing a request gets depends on who else is there. Prompts are read in pieces between rounds,
-so a long one delays the others by one piece at a time. Memory is counted before it is used (``memory.py``): trees shrink first,
-then the youngest request goes back to the queue with all it has, and reads itself again later.
+Requests of one method share a *lane*; all lanes share the target, the slots and the memory. The host drives a lane's rounds
+(``host_lane.py``), or they are captured graphs (``device_lane.py``); nothing a request gets depends on that, or on who else is
+there. Prompts are read in pieces, so a long one delays the others by one piece at a time. Memory is counted before it is used
+(``memory.py``): trees shrink first, then the youngest request goes back to the queue with all it has, and reads itself again
+later.
 
 A request's life: waiting -> arriving (its tokens are read) -> running (a row of its lane) -> finished or cancelled, and from
 running back to waiting where memory runs out. Not for several threads: ``server/worker.py`` gives it one of its own.
@@ -13,7 +14,6 @@ running back to waiting where memory runs out. Not for several threads: ``server
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -27,18 +27,18 @@ from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
-from outrider.engine.arrival import Arrivals
-from outrider.engine.device_lanes import DeviceLanes, NewLane, OnDevice
-from outrider.engine.exchange import exchange
+from outrider.engine.admission import Arrivals
+from outrider.engine.finish import report_apart
 from outrider.engine.grouping import GROUPINGS
-from outrider.engine.isolation import join_all, report_apart, step_apart
+from outrider.engine.host_lane import HostLane
 from outrider.engine.job import Job, Slots
 from outrider.engine.lane import Lane
-from outrider.engine.limits import Limited
 from outrider.engine.memory import BatchSize, MemoryModel
+from outrider.engine.replace_drafter import replace_drafter
 from outrider.engine.step import Batch, Engine
 
-_LOG = logging.getLogger("outrider.engine")
+NewLane = Callable[[Method], Lane | None]
+"""Makes a lane of the method's captured rounds; None where they cannot be captured."""
 
 
 @final
@@ -66,13 +66,17 @@ class Scheduler:
         self._grouping = GROUPINGS[self.slots.grouping]
         self._find_method = find_method
         self._isolates = isolates
-        self._devices = DeviceLanes(device_lane if self.memory.budget is None else None, find_method, self._keep_prefix)
+        self._new_device_lane: NewLane = device_lane if device_lane and self.memory.budget is None else lambda _: None
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
-        self._arrivals = Arrivals(self.slots, isolates=isolates)
-        self._lanes: dict[Hashable, Lane] = {}
+        self._arrivals = Arrivals(target, self.slots, isolates=isolates)
+        self._hosts: dict[Hashable, HostLane] = {}
+        self._devices: dict[Hashable, Lane | None] = {}
+        """Captured halves of lanes, made when the first request asks; None where there is none."""
         self._failed: list[RoundReport] = []
         """Requests that failed before they had a round."""
+        self._room = 0
+        """Most guesses of a row in the next round."""
         self.num_preempted = 0
         self.last_waits: list[float] = []
         """Seconds that those waited who got a slot in the latest ``round``."""
@@ -97,7 +101,7 @@ class Scheduler:
 
     def check(self, request: Request, lane: Hashable) -> None:
         """Refuse what cannot be served, before it waits."""
-        self._lane(lane).engine.check(request)
+        self._host(lane).engine.check(request)
         self.memory.check(min(len(request.prompt_ids) + request.params.max_tokens, self.target.max_len))
 
     def submit(self, job: Job) -> None:
@@ -117,8 +121,7 @@ class Scheduler:
         if job_id in self._waiting:
             self._waiting.remove(job_id)
         self._arrivals.keep(self._jobs)
-        self._devices.leave(job_id)
-        for lane in self._lanes.values():
+        for _, lane in self._lanes:
             lane.leave(job_id)
 
     def close(self) -> None:
@@ -130,13 +133,13 @@ class Scheduler:
     def round(self) -> list[RoundReport]:
         """Run one round of every lane and report each."""
         self.arrive()
-        failed, self._failed = self._failed, []
-        running = [(name, lane) for name, lane in self._lanes.items() if lane.batch is not None]
-        reports = [*failed, *(self._step(name, lane) for name, lane in running)]
+        reports, self._failed = self._failed, []
+        for name, lane in self._lanes:
+            report = lane.step(self._room)
+            if report is not None:
+                reports.append(replace(report, lane=name))
+                self._forget(zip(report.ids, report.states, strict=True))
         self._arrivals.pieces.was_run(sum(report.seconds for report in reports))
-        for report in self._devices.step():
-            self._forget_finished(report)
-            reports.append(report)
         return reports
 
     @torch.inference_mode()
@@ -145,74 +148,104 @@ class Scheduler:
         self.last_waits = []
         self._make_room()
         self._admit()
-        for name, batch in self._arrivals.read(is_alone=not self.batches):
-            self._join(name, batch)
-        self._end_failed(self._arrivals.take_failed())
+        failed = self._arrivals.read()
+        self._failed += [report_apart([number], [state], [state.num_output]) for number, state in failed]
+        self._forget(failed)
         self._make_room()
 
     @property
     def batches(self) -> list[Batch]:
-        """What the next round would run."""
-        return [lane.batch for lane in self._lanes.values() if lane.batch is not None]
+        """What the host would run in the next round."""
+        return [lane.batch for lane in self._hosts.values() if lane.batch is not None]
 
     def redraft(self, lanes: Collection[Hashable]) -> None:
-        """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on."""
+        """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on. Those
+        in captured rounds, and all whose new drafter has to see the states of their tokens, read themselves again."""
         for name in lanes:
-            method, lane = self._find_method(name), self._lanes.get(name)
-            here = lane.order if lane is not None and method.drafter.taps else []  # it has to see the states of all tokens
-            for number in sorted([*here, *self._devices.numbers(name)], reverse=True):
-                self._send_back(number)  # they read themselves again
-            if lane is not None:
-                exchange(lane.engine, lane.batch, method)
-            self._devices.forget(name)
+            method, host = self._find_method(name), self._hosts.get(name)
+            here = [number for number, job in self._jobs.items() if job.lane == name and number not in self._waiting]
+            if host is not None and not method.drafter.taps:
+                going = self._arrivals.lanes
+                here = [number for number in here if number not in host.order and going.get(number) is not host]
+            for number in sorted(here, reverse=True):
+                self._send_back(number)
+            if host is not None:
+                replace_drafter(host.engine, host.batch, method)
+            self._devices.pop(name, None)
 
     def retire(self, lane: Hashable) -> None:
         """Forget the method of a lane that nobody is in and nobody waits for; it is made anew when it is asked for."""
-        if lane in self._lanes and all(job.lane != lane for job in self._jobs.values()):
-            del self._lanes[lane]
-            self._devices.forget(lane)
+        if lane in self._hosts and all(job.lane != lane for job in self._jobs.values()):
+            del self._hosts[lane]
+            self._devices.pop(lane, None)
+
+    def give_up(self) -> None:
+        """Forget everybody after a failure. Their memory goes back now: a garbage collector that was frozen at the start would
+        never find it, since lanes and scheduler know each other."""
+        self._jobs.clear()
+        self._waiting.clear()
+        self._arrivals.keep(self._jobs)
+        self._hosts.clear()
+        self._devices.clear()
 
     @property
     def lanes(self) -> list[Hashable]:
         """Lanes that a request has asked for."""
-        return list(self._lanes)
+        return list(self._hosts)
 
     def check_integrity(self) -> None:
         """When idle, nothing is held: no rows, no readers, no numbers."""
         assert set(self._waiting) <= set(self._jobs), "a forgotten request waits"
-        held = [*(n for lane in self._lanes.values() for n in lane.order), *self._arrivals.ids, *self._devices.ids]
+        held = [*(number for _, lane in self._lanes for number in lane.order), *self._arrivals.lanes]
         assert sorted(held) == sorted(set(self._jobs) - set(self._waiting)), "a slot is held by nobody, or twice"
-        for lane in self._lanes.values():
-            assert (lane.batch.ids if lane.batch else []) == lane.order, "a lane does not know its rows"
 
-    def _lane(self, name: Hashable) -> Lane:
-        if name not in self._lanes:
-            method = self._find_method(name)
-            limited = Method(method.drafter, method.rule, Limited(method.policy))
-            self._lanes[name] = Lane(Engine(self.target, limited), self.memory.budget is not None)
-        return self._lanes[name]
+    @property
+    def _lanes(self) -> list[tuple[Hashable, Lane]]:
+        """Lanes with their names, those of the host first."""
+        return [*self._hosts.items(), *((name, lane) for name, lane in self._devices.items() if lane is not None)]
 
-    def _sizes(self, *more: tuple[Hashable, BatchSize]) -> list[BatchSize]:
+    def _host(self, name: Hashable) -> HostLane:
+        if name not in self._hosts:
+            self._hosts[name] = HostLane(
+                Engine(self.target, self._find_method(name), self._arrivals.pieces),
+                self._grouping,
+                self.slots.max_rows,
+                self._keep_prefix,
+                isolates=self._isolates,
+                is_counted=self.memory.budget is not None,
+            )
+        return self._hosts[name]
+
+    def _home(self, job: Job) -> Lane:
+        """The lane that takes a request: captured rounds, where they can do all that it asks for."""
+        if job.traced or job.state.max_draft is not None:
+            return self._host(job.lane)
+        if job.lane not in self._devices:
+            made = self._devices[job.lane] = self._new_device_lane(self._find_method(job.lane))
+            if made is not None:
+                made.keep = self._keep_prefix
+        device = self._devices[job.lane]
+        return device if device is not None and device.accepts(job.state.request) else self._host(job.lane)
+
+    def _sizes(self, *more: tuple[Lane, BatchSize]) -> list[BatchSize]:
         """Every lane as it will be when those who are read, and ``more``, have joined."""
-        sizes = {name: lane.size for name, lane in self._lanes.items()}
-        sizes |= self._devices.sizes
-        for name, extra in (*self._arrivals.sizes, *more):
-            sizes[name] = sizes.get(name, BatchSize(0, 0, 0)).joined(extra)
+        sizes = {lane: lane.size for _, lane in self._lanes}
+        for lane, extra in (*self._arrivals.sizes, *more):
+            sizes[lane] = sizes[lane].joined(extra)
         return list(sizes.values())
 
-    def _room(self, *more: tuple[Hashable, BatchSize]) -> int | None:
+    def _largest_tree(self, *more: tuple[Lane, BatchSize]) -> int | None:
         """Most guesses of a row in the next round; None where there is no memory for the roots of all and of ``more``."""
         return self.memory.largest_tree([] if self.memory.budget is None else self._sizes(*more))
 
     def _make_room(self) -> None:
         """Cut the next trees to what memory holds; where even roots do not fit, the youngest request goes back to wait."""
-        while (room := self._room()) is None:
+        while (room := self._largest_tree()) is None:
             self._preempt(max(number for number in self._jobs if number not in self._waiting))
-        while (number := self._devices.one_too_many) is not None:
-            self._preempt(number)
-        for lane in self._lanes.values():
-            if lane.batch is not None:
-                lane.batch.policy_state.room = room
+        self._room = room
+        for _, lane in self._lanes:
+            while (number := lane.one_too_many) is not None:
+                self._preempt(number)
 
     def _preempt(self, number: int) -> None:
         self._send_back(number)
@@ -228,71 +261,27 @@ class Scheduler:
     def _admit(self) -> None:
         """Let those who waited longest in, while there are slots, memory and prompt tokens to read left."""
         while self._waiting and self.num_running < self.slots.max_rows and self._arrivals.room > 0:
-            job, prefixes = self._jobs[self._waiting[0]], self.prefixes
-            size, device = BatchSize(1, len(job.state.tokens), len(job.state.tokens)), self._devices.home(job)
-            crowded = device and self.num_running and not device.has_pages([size, *(one for _, one in self._arrivals.sizes)])
-            if crowded or self._room((job.lane, size)) is None:
+            job = self._jobs[self._waiting[0]]
+            state, lane, num_tokens = job.state, self._home(job), len(job.state.tokens)
+            size = BatchSize(1, num_tokens, num_tokens)
+            crowded = self.num_running and not lane.has_room([size, *(one for _, one in self._arrivals.sizes)])
+            if crowded or self._largest_tree((lane, size)) is None:
                 return
             self._waiting.popleft()
-            self.last_waits += [] if job.state.num_output else [time.perf_counter() - job.created]
-            engine = self._lane(job.lane).engine if device is None else device.engine
-            known = prefixes is not None and job.shares_prefix and not engine.method.drafter.taps
-            prefix = prefixes.find(job.state.read_tokens[:-1]) if prefixes is not None and known else None
-            if device is not None and device.reads(job.state.request):
-                device.admit(job.id, job.state, prefix)
-                continue
-            self._arrivals.add(job.lane if device is None else OnDevice(job.lane), engine, (job.id, job.state), prefix)
+            self.last_waits += [] if state.num_output else [time.perf_counter() - job.created]
+            known = self.prefixes if job.shares_prefix and not lane.taps else None
+            prefix = None if known is None else known.find(state.read_tokens[:-1])
+            if not lane.reads(job.id, state, prefix):
+                self._arrivals.add(lane, (job.id, state), prefix)
 
-    def _end_failed(self, rows: Iterable[tuple[int, RequestState]]) -> None:
-        for number, state in rows:
-            if state.failure is not None:
-                self._jobs.pop(number, None)
-                self._failed.append(report_apart([number], [state], [state.num_output]))
-
-    def _set_limits(self, fresh: Batch) -> None:
-        fresh.policy_state.limits = [self._jobs[number].max_draft for number in fresh.ids]
-
-    def _join(self, name: Hashable, fresh: Batch) -> None:
-        for row, number in enumerate(fresh.ids):
-            self._keep_prefix(number, fresh.cache, row)
-        if isinstance(name, OnDevice):
-            self._devices[name].join(fresh)
-            return
-        self._set_limits(fresh)
-        self._lane(name).join(fresh)
-        self._end_failed(zip(fresh.ids, fresh.rows, strict=True))
-
-    def _keep_prefix(self, number: int, cache: Any, row: int = 0) -> None:
-        """The prompt of a request that was read may begin others."""
+    def _keep_prefix(self, number: int, cache: Any, row: int) -> None:
+        """What was read of a request may begin others."""
         job = self._jobs[number]
         if self.prefixes is not None and job.shares_prefix:
-            self.prefixes.keep(job.state.read_tokens[:-1], cache, row)
+            self.prefixes.keep(job.state.read_tokens[: cache.lengths[row]], cache, row)
 
-    def _step(self, name: Hashable, lane: Lane) -> RoundReport:
-        began = time.perf_counter()
-        batch = lane.group(self._grouping, self.slots.max_rows)
-        layout = time.perf_counter() - began
-        known = [row.num_output for row in batch.rows]
-        try:
-            report = replace(lane.engine.step(batch), lane=name, layout_seconds=layout)
-        except Exception as error:
-            if not self._isolates:
-                raise
-            _LOG.warning("a round failed; its requests are run apart", exc_info=error)
-            alone = step_apart(lane.engine, list(zip(batch.ids, batch.rows, strict=True)), self._set_limits)
-            lane.replace(batch, join_all(alone))
-            report = report_apart(batch.ids, batch.rows, known, lane=name, seconds=time.perf_counter() - began)
-            self._forget_finished(report)
-            return report
-        for row, state in enumerate(batch.rows):
-            if state.is_finished:
-                job = self._jobs.pop(batch.ids[row])
-                if self.prefixes is not None and job.shares_prefix:
-                    self.prefixes.keep(state.read_tokens[: batch.cache.lengths[row]], batch.cache, row)
-        lane.put_back(batch)
-        return report
-
-    def _forget_finished(self, report: RoundReport) -> None:
-        for number, state in zip(report.ids, report.states, strict=True):
+    def _forget(self, rows: Iterable[tuple[int, RequestState]]) -> None:
+        """Forget the requests that have ended."""
+        for number, state in rows:
             if state.is_finished:
                 self._jobs.pop(number, None)

@@ -8,6 +8,7 @@ no private powers.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +21,17 @@ from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache, Context, Observation, Plan, Target
 from outrider.core.method import Method
 from outrider.core.own_time import own_seconds
+from outrider.core.reason import Reason, ReasonCode
 from outrider.core.report import RoundReport
-from outrider.core.request import Origin, Request, RequestState, TokenLogprob
+from outrider.core.request import Request, RequestState, TokenLogprob
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.verdict import Verdict
-from outrider.engine.finish import emit
+from outrider.engine.finish import take
+from outrider.engine.limits import plain_plan, within
+from outrider.engine.pieces import PieceSizes
+from outrider.engine.prefill import Prefill, Prefilled, wait_for
+from outrider.engine.walked import paths_of, verdict_of
 
 
 @dataclass(eq=False)
@@ -73,40 +79,50 @@ class Batch:
 class Engine:
     """A target and a method. Stateless between calls: what evolves is in the ``Batch``."""
 
-    def __init__(self, target: Target, method: Method) -> None:
+    def __init__(self, target: Target, method: Method, pieces: PieceSizes | None = None) -> None:
+        """``pieces`` says how much of a text a drafter may read in a round; all of it without them."""
         self.target = target
         self.method = method
+        self._pieces = pieces
 
     def start(self, requests: Sequence[Request], ids: Sequence[int] | None = None) -> Batch:
         """Prefill: everything but the last prompt token, which becomes the root of the first tree."""
         for request in requests:
             self.check(request)
-        began = self.clock()
-        rows = [RequestState.of(request) for request in requests]
-        cache = self.target.new_cache(len(rows))
-        taps = self.target.prefill([row.read_tokens[:-1] for row in rows], cache, taps=self.method.drafter.taps)
-        drafter_state = self.method.drafter.start([row.tokens for row in rows], taps)
-        policy_state = self.method.policy.start(len(rows))
-        sampler = Sampler(rows, self.target.vocab_size, self.target.device)
+        return self.restart(list(zip(ids or range(len(requests)), map(RequestState.of, requests), strict=True)))
+
+    def restart(self, rows: Sequence[tuple[int, RequestState]]) -> Batch:
+        """As ``start``, for numbers and states of requests that may have part of their text."""
+        return self.batch(Prefill(self.target, self.method.drafter.taps, rows).whole())
+
+    def batch(self, read: Prefilled) -> Batch:
+        """The batch of requests that the target has read; the drafter reads them now."""
+        method, target, began, rows = self.method, self.target, self.clock(), read.states
+        drafter_state = method.drafter.start([row.tokens for row in rows], read.taps)
+        seconds = self.clock() - began
         for row in rows:
-            row.stats.prefill_seconds = self.clock() - began
-        return Batch(rows, list(ids or range(len(rows))), cache, drafter_state, policy_state, sampler)
+            row.stats.prefill_seconds += seconds
+        sampler = Sampler(rows, target.vocab_size, target.device)
+        return Batch(rows, read.ids, read.cache, drafter_state, method.policy.start(len(rows)), sampler)
 
     @torch.inference_mode()
-    def step(self, batch: Batch) -> RoundReport:
-        """Run one round and report it. Finished rows stay in the batch (see ``Batch.without_finished``)."""
+    def step(self, batch: Batch, room: int = sys.maxsize) -> RoundReport:
+        """Run one round, with at most ``room`` guesses a row, and report it. Finished rows stay in the batch (see
+        ``Batch.without_finished``)."""
         if not self.target.traits.has_own_threads:
-            return self._step(batch)
+            return self._step(batch, room)
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return self._step(batch)
+            return self._step(batch, room)
         finally:
             torch.set_num_threads(num_threads)
 
-    def _step(self, batch: Batch) -> RoundReport:
+    def _step(self, batch: Batch, room: int) -> RoundReport:
         method, began = self.method, self.clock()
-        context, plan = self._context(batch), self._plan(batch)
+        limits = [row.max_draft for row in batch.rows]
+        context, plain = self._context(batch), plain_plan(limits, room)
+        plan = plain or self._read_up(batch, context, self._plan(batch, limits, room))
         planned = self._own_clock()  # a round is what a policy can compare; its own thinking comes and goes
         draft = method.drafter.asked(batch.drafter_state, context, plan)
         drafted = self._own_clock()
@@ -114,24 +130,35 @@ class Engine:
         scores = self.target.score(draft.tree, batch.cache, taps=taps, resume=draft.resume)
         scored = self._own_clock()
         law = batch.sampler.law_of(scores, draft.tree, context.noise)
-        if draft.tree.num_nodes == 1 and batch.sampler.all_greedy:  # no guess to test, nothing to draw
-            verdict = Verdict.without_guesses(law.choices[:, 0])
-        else:
-            verdict = method.rule.walk(draft, law, context.noise)
-        paths = _paths(verdict)
+        verdict = verdict_of(method.rule, draft, law, context.noise, all_greedy=batch.sampler.all_greedy)
+        paths = paths_of(verdict)
         batch.cache.commit(paths)
         seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], drafted - planned, scored - drafted, plan)
         method.drafter.observe(batch.drafter_state, seen)
         seen = replace(seen, round_seconds=self._own_clock() - planned, padded=self.target.traits.pads)
-        method.policy.update(batch.policy_state, seen)
+        if plain is None:
+            method.policy.update(batch.policy_state, seen)
         return self._emit(batch, verdict, seen, began)
 
-    def _plan(self, batch: Batch) -> Plan:
+    def _plan(self, batch: Batch, limits: Sequence[int | None], room: int) -> Plan:
         """The policy's plan, cut to what the request and the context still have room for (one token is always free)."""
-        room = [
+        left = [
             max(0, min(row.params.max_tokens - row.num_output, self.target.max_len - len(row.tokens)) - 1) for row in batch.rows
         ]
-        return self.method.policy.plan(batch.policy_state, len(batch.rows)).clipped(room)
+        plan = self.method.policy.plan(batch.policy_state, len(batch.rows))
+        return within(plan, limits, room).clipped(left)
+
+    def _read_up(self, batch: Batch, context: Context, plan: Plan) -> Plan:
+        """The plan without guesses for rows whose texts the drafter is still reading. It reads the next piece now, which is
+        part of arriving: a policy compares rounds without it."""
+        most = None if self._pieces is None else self._pieces.of_a_drafter(len(batch.rows))
+        if most is None or not any(plan.max_depth):
+            return plan
+        late = self.method.drafter.read_up(batch.drafter_state, context, most)
+        if not late:
+            return plan
+        clipped = plan.clipped([0 if row in late else depth for row, depth in enumerate(plan.max_depth)])
+        return clipped if any(clipped.max_depth) else replace(clipped, reason=Reason(ReasonCode.READING, {"tokens": most}))
 
     def _context(self, batch: Batch) -> Context:
         device = self.target.device
@@ -148,12 +175,10 @@ class Engine:
         emitted: list[list[int]] = []
         for i, (state, path) in enumerate(zip(batch.rows, seen.paths, strict=True)):
             run = [*(tokens[i][node] for node in path[1:]), next_tokens[i]]
-            last = Origin.RECOVERED if rejected[i] else Origin.BONUS
-            origins = [*[Origin.ACCEPTED] * (len(path) - 1), last]
-            taken = emit(state, run, origins, max_len=self.target.max_len)
+            taken = take(state, run, len(path) - 1, rejected=rejected[i], max_len=self.target.max_len)
             if state.params.logprobs is not None:
-                _add_logprobs(state, seen.scores.logits[i], path, run[:taken])
-            emitted.append(run[:taken])
+                _add_logprobs(state, seen.scores.logits[i], path, taken)
+            emitted.append(taken)
             if state.is_finished:
                 self.method.drafter.finish(batch.drafter_state, i, state.tokens)
         seconds = self.clock() - began
@@ -189,23 +214,13 @@ class Engine:
 
     def clock(self) -> float:
         """Seconds; waits for the device, so that parts of a round can be told apart."""
-        self._wait()
+        wait_for(self.target.device)
         return time.perf_counter()
 
     def _own_clock(self) -> float:
         """The same, without the time that other work on the machine had. Rounds are compared by it."""
-        self._wait()
+        wait_for(self.target.device)
         return own_seconds()
-
-    def _wait(self) -> None:
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
-
-
-def _paths(verdict: Verdict) -> list[list[int]]:
-    """Committed nodes of each row, the root first. The one place where a round waits for the device."""
-    lengths = verdict.num_accepted.tolist()
-    return [[0, *path[:length]] for path, length in zip(verdict.path.tolist(), lengths, strict=True)]
 
 
 def _add_logprobs(state: RequestState, logits: Tensor, path: Sequence[int], run: Sequence[int]) -> None:

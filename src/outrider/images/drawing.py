@@ -7,6 +7,7 @@ pass, from the first (dark) to the last (bright). The bars on the right count th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def passes_of_rows(rounds: Sequence[int], grid: int) -> list[int]:
     return [len(set(rounds[row * grid : (row + 1) * grid])) for row in range(grid)]
 
 
-def drawn(picture: Picture, *, size: int = 224) -> Tensor:
+def drawn(picture: Picture[Any], *, size: int = 224) -> Tensor:
     """[height, width, 3] the sheet of a picture; panels are ``size`` pixels or a little less."""
     grid = round(len(picture.tokens) ** 0.5)
     cell = max(size // grid, 1)
@@ -59,7 +60,7 @@ def drawn(picture: Picture, *, size: int = 224) -> Tensor:
     return torch.cat([margin, sheet, margin])
 
 
-def growing(picture: Picture, codebook: Codebook, *, num_frames: int = 8, size: int = 84) -> Tensor:
+def growing(picture: Picture[int], codebook: Codebook, *, num_frames: int = 8, size: int = 84) -> Tensor:
     """[height, width, 3] the image after every few passes, side by side; what is not written yet is black."""
     written, tokens = torch.tensor(picture.rounds), torch.tensor([picture.tokens])
     grid, side = codebook.grid, codebook.side

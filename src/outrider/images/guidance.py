@@ -6,18 +6,20 @@ read the same codes, and their logits are mixed before anything is drawn (Ho & S
     logits = unconditional + scale * (conditional - unconditional)          scale 1: the conditional model alone
 
 To the engine this is one target with one law, so every drafter, rule and cache works on it as on any other, and what is
-lossless stays lossless: speculation is exact for the guided law. A pass reads twice the rows.
+lossless stays lossless: speculation is exact for the guided law. A pass reads twice the rows. In captured rounds a slot has
+both rows, and they share its choice on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
+from outrider.core.device_round import PairedRows
 from outrider.core.draft import Resume
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache, Target
@@ -69,6 +71,29 @@ def _pairs(rows: Sequence[int]) -> list[int]:
 
 
 @final
+@dataclass(frozen=True)
+class Guidance(PairedRows):
+    """The second row does not know the class, and the logits of both are mixed."""
+
+    scale: float
+    classes: range
+    """Tokens that name classes."""
+    nothing: int
+    """The token that names none."""
+
+    def second(self, tokens: Tensor) -> Tensor:
+        is_class = (tokens >= self.classes.start) & (tokens < self.classes.stop)
+        return torch.where(is_class, self.nothing, tokens)
+
+    def mixed(self, logits: Tensor) -> Tensor:
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return torch.lerp(logits[1::2], logits[::2], self.scale)
+
+    def held(self, cache: Cache) -> Cache:
+        return cache.inner if isinstance(cache, GuidedCache) else cache
+
+
+@final
 class Guided(WrappedTarget[Target]):
     """A class-conditional model steered towards its class."""
 
@@ -77,14 +102,21 @@ class Guided(WrappedTarget[Target]):
         if not scale >= 0:
             raise OptionError(f"guidance = {scale} is not valid; use 0 (no class), 1 (no guidance) or more")
         super().__init__(inner)
-        self.scale, self._classes, self._nothing = scale, classes, nothing
-        self.traits = replace(self.traits, can_read_out=False)  # states are those of one row, and a guided law is made of two
+        self._guidance = Guidance(scale, classes, nothing)
+        # states are those of one row, and a guided law is made of two
+        self.traits = replace(self.traits, can_read_out=False, captured_pairs=self._guidance)
+
+    @property
+    def captured_as(self) -> Target:
+        """Rounds run the model's passes, with two rows for every slot; a model that is captured as another one is not."""
+        return self.inner if self.inner.captured_as is self.inner else self
 
     def new_cache(self, batch_size: int) -> GuidedCache:
         return GuidedCache(self.inner.new_cache(2 * batch_size))
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        pairs = [side for row in rows for side in (list(row), [self._hidden(token) for token in row])]
+        classes, nothing = self._guidance.classes, self._guidance.nothing
+        pairs = [side for row in rows for side in (list(row), [nothing if token in classes else token for token in row])]
         states = self.inner.prefill(pairs, _inner(cache), taps=taps)
         return {tap: of_rows[::2] for tap, of_rows in states.items()}
 
@@ -93,10 +125,7 @@ class Guided(WrappedTarget[Target]):
     ) -> Scores:
         assert resume is None, "a guided pass cannot go on from earlier layers"
         scores = self.inner.score(self._both(tree), _inner(cache), taps=taps, start=start)
-        logits = scores.logits if scores.logits.dtype == torch.float64 else scores.logits.float()
-        return Scores(
-            torch.lerp(logits[1::2], logits[::2], self.scale), {tap: states[::2] for tap, states in scores.taps.items()}
-        )
+        return Scores(self._guidance.mixed(scores.logits), {tap: states[::2] for tap, states in scores.taps.items()})
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the conditional rows alone, since their states do not know the other row."""
@@ -104,13 +133,8 @@ class Guided(WrappedTarget[Target]):
 
     def _both(self, tree: TokenTree) -> TokenTree:
         """Every tree twice, without its class the second time."""
-        is_class = (tree.tokens >= self._classes.start) & (tree.tokens < self._classes.stop)
-        hidden = torch.where(is_class, self._nothing, tree.tokens)
-        tokens = torch.stack([tree.tokens, hidden], 1).flatten(0, 1)
+        tokens = torch.stack([tree.tokens, self._guidance.second(tree.tokens)], 1).flatten(0, 1)
         return TokenTree(tokens, tree.parents.repeat_interleave(2, 0), tuple(_twice(tree.sizes)), tree.is_chain)
-
-    def _hidden(self, token: int) -> int:
-        return self._nothing if token in self._classes else token
 
 
 def _inner(cache: Cache) -> Cache:

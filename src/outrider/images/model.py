@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ModelError, OptionError, RequestError
+from outrider.core.errors import ModelError, OptionError, RequestError, nearest
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Origin, Request, RequestState, Stats
-from outrider.engine.generate import run
-from outrider.engine.step import Engine
+from outrider.cuda_graphs import Rounds
 from outrider.images.codebook import Codebook
 from outrider.images.guidance import Guided
 from outrider.methods import METHODS, RULES, compose
@@ -35,21 +34,26 @@ def named_way(name: str, acceptance: str | None) -> tuple[str, str]:
         if acceptance not in (None, name):
             raise OptionError(f"{name!r} is a rule, and so is {acceptance!r}; give one of them")
         return "sjd", name
+    if name not in METHODS:
+        raise OptionError(f"unknown method or rule {name!r}; {nearest(name, {*METHODS, *RULES})}")
     return name, acceptance or METHODS[name].acceptance
 
 
+Token = TypeVar("Token")
+
+
 @dataclass(frozen=True, eq=False)
-class Picture:
+class Picture(Generic[Token]):
     """An image, and how it was made."""
 
     pixels: Tensor
     """[side, side, channels] in 0 .. 1."""
-    tokens: list[int]
-    """Codes in raster order."""
+    tokens: list[Token]
+    """Codes or continuous tokens, in raster order."""
     rounds: list[int]
-    """The pass that each code came from, counted from 0."""
+    """The pass that each token came from, counted from 0."""
     origins: list[Origin]
-    """Whether each code was accepted, recovered after a rejection, or a bonus."""
+    """Whether each token was accepted, recovered after a rejection, or a bonus."""
     stats: Stats
     """Passes, guesses and seconds."""
 
@@ -66,6 +70,7 @@ class ImageModel:
             wanted = f"{codebook.num_codes} codes and {num_classes} classes"
             raise ModelError(f"the model has {target.vocab_size} tokens, and its codebook speaks of {wanted}; make it again")
         self.target, self.draft = self._guided(target, guidance), None if draft is None else self._guided(draft, guidance)
+        self._rounds = Rounds(self.target)
 
     @staticmethod
     def load(
@@ -109,18 +114,18 @@ class ImageModel:
 
     def imagine(
         self, labels: Sequence[int], method: Method, params: SamplingParams, *, max_batch_size: int = 64
-    ) -> list[Picture]:
+    ) -> list[Picture[int]]:
         """An image of each label; the seeds are seed, seed + 1 ..."""
         each = params.repeated(len(labels))
         requests = [Request(self.prompt(label), one) for label, one in zip(labels, each, strict=True)]
         rounds: list[list[int]] = [[] for _ in requests]
         done: dict[int, RequestState] = {}
-        for step in run(Engine(self.target, method), requests, max_batch_size=max_batch_size):
+        for step in self._rounds.run(method, requests, max_batch_size=max_batch_size):
             rounds[step.request] += [step.state.stats.num_passes - 1] * len(step.new_tokens)
             done[step.request] = step.state
         return [self._picture(done[i], rounds[i]) for i in range(len(requests))]
 
-    def _picture(self, state: RequestState, rounds: list[int]) -> Picture:
+    def _picture(self, state: RequestState, rounds: list[int]) -> Picture[int]:
         pixels = self.codebook.decode(torch.tensor([state.output_ids]))[0]
         return Picture(pixels, state.output_ids, rounds, list(state.origins), state.stats)
 

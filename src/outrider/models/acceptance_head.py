@@ -24,17 +24,17 @@ from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
 _BANNED = 30.0
-"""Banned tokens are read as this much less likely than the likeliest, in nats."""
+"""Banned tokens count as this many nats less likely than the likeliest."""
 
 
 @final
 class AcceptanceHead(nn.Module):
-    """Residual blocks on what is known of a guess; reads states in training and logits afterwards."""
+    """Residual blocks on the features of a guess. Reads states in training and logits afterwards."""
 
     def __init__(self, vocab_size: int, width: int, num_blocks: int) -> None:
         super().__init__()
         self.of_state = nn.Linear(vocab_size, width)
-        """Reads the logits; in training its weight is A and its input the state (see ``of_draft``)."""
+        """Reads the logits. In training its weight is A and its input is the state (see ``of_draft``)."""
         self.of_guess = nn.Embedding(vocab_size, width)
         self.of_chance = nn.Linear(1, width, bias=False)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(num_blocks))
@@ -42,7 +42,7 @@ class AcceptanceHead(nn.Module):
 
     @staticmethod
     def of_draft(hidden_size: int, vocab_size: int, *, width: int, num_blocks: int, seed: int = 0) -> AcceptanceHead:
-        """Untrained, to be taught on a draft's states."""
+        """An untrained head for a draft's states."""
         torch.manual_seed(seed)
         head = AcceptanceHead(vocab_size, width, num_blocks)
         head.of_state = nn.Linear(hidden_size, width)
@@ -60,7 +60,7 @@ class AcceptanceHead(nn.Module):
         return self.out(F.silu(x))[..., 0]
 
     def predict(self, law: Law, guesses: Tensor) -> list[float]:
-        """Chance that each row's guess [B], drawn from the law, is accepted."""
+        """Probability that each row's guess [B], drawn from the law, is accepted."""
         logits = law.adjusted[:, -1].float()
         if logits.device != self.out.weight.device:
             self.to(logits.device)
@@ -70,7 +70,7 @@ class AcceptanceHead(nn.Module):
             return self(logits, guesses, log_q).sigmoid().tolist()
 
     def folded(self, readout: Tensor) -> AcceptanceHead:
-        """The same for logits: ``readout`` [V, H] is the draft's output matrix."""
+        """The same head for logits. ``readout`` [V, H] is the draft's output matrix."""
         width, vocab_size = self.of_guess.embedding_dim, self.of_guess.num_embeddings
         head = AcceptanceHead(vocab_size, width, len(self.blocks))
         state = {name: tensor.detach().cpu() for name, tensor in self.state_dict().items()}
@@ -80,7 +80,7 @@ class AcceptanceHead(nn.Module):
         return head.requires_grad_(False)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
-        """Write a folded head, whole or not at all."""
+        """Write a folded head, complete or not at all."""
         state = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in self.state_dict().items()}
         facts = {
             "kind": "acceptance-head",
@@ -92,7 +92,7 @@ class AcceptanceHead(nn.Module):
 
 
 def load_acceptance_head(folder: str) -> AcceptanceHead:
-    """The head in a folder, for the CPU; it is moved to where the first law is."""
+    """The head in a folder, on the CPU. It moves to the device of the first law it reads."""
     path = Path(folder)
     own = read_config(path).get("outrider") or {}
     if own.get("kind") != "acceptance-head":

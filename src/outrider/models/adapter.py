@@ -21,9 +21,9 @@ from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
 from outrider.models.checkpoint import write_checkpoint
 from outrider.models.config import config_of
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import signature_of
-from outrider.models.heads.head import Norm, PackedTexts
+from outrider.models.heads.head import HeadNorm, PackedTexts
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import read_config
 from outrider.models.student import Student
@@ -40,8 +40,9 @@ _CLOSE = 0.98
 class Adapter(Student):
     """A layer that reads the states of an exit."""
 
-    def __init__(self, raw: Mapping[str, Any], *, exit_layer: int, ends: Ends | None = None) -> None:
-        """``raw`` describes the layer as a Llama config does; ``ends`` are needed to train, a drafter has the target's."""
+    def __init__(self, raw: Mapping[str, Any], *, exit_layer: int, ends: EmbeddingAndOutput | None = None) -> None:
+        """``raw`` describes the layer as a Llama config does. ``ends`` are needed for training only; a drafter uses the
+        target's."""
         super().__init__()
         config = config_of({**raw, "model_type": "llama", "num_hidden_layers": 1})
         assert config is not None
@@ -50,7 +51,7 @@ class Adapter(Student):
         for linear in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj):
             nn.init.zeros_(linear.weight)
         self._rotations = Rotations(config)
-        self._norm = Norm(config.hidden_size, config.norm_eps).requires_grad_(False)
+        self._norm = HeadNorm(config.hidden_size, config.norm_eps).requires_grad_(False)
         self.register_buffer("_readout", None, persistent=False)
         if ends is not None:
             self._norm.weight.data.copy_(ends.norm)
@@ -68,7 +69,7 @@ class Adapter(Student):
         write_checkpoint(folder, state, config=self.raw, notes=notes)
 
 
-def new_adapter(raw: Mapping[str, Any], ends: Ends, target: Target, *, exit_layer: int) -> Adapter:
+def new_adapter(raw: Mapping[str, Any], ends: EmbeddingAndOutput, target: Target, *, exit_layer: int) -> Adapter:
     """An untrained adapter for the exit of a target with this ``config.json``."""
     if not 1 <= exit_layer < target.num_layers:
         raise ModelError(
@@ -81,7 +82,7 @@ def new_adapter(raw: Mapping[str, Any], ends: Ends, target: Target, *, exit_laye
 
 
 def load_adapter(folder: str, target: Target) -> Adapter:
-    """The adapter in a folder, on the target's device (on a CPU in float32, else in its precision), held against the target."""
+    """The adapter in a folder, checked against the target and on its device: on a CPU in float32, else in its precision."""
     path = Path(folder)
     raw = read_config(path)
     own = raw.get("outrider") or {}

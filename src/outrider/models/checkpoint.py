@@ -27,8 +27,8 @@ def write_checkpoint(
     notes: Mapping[str, Any] | None = None,
     beside: Iterable[Path] = (),
 ) -> None:
-    """``model.safetensors``, ``config.json``, with notes on where it came from ``provenance.json``, and copies of the files
-    ``beside`` that have other names."""
+    """Write ``model.safetensors``, ``config.json``, ``provenance.json`` with the notes, and copies of the other files
+    ``beside``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
@@ -46,7 +46,7 @@ def write_checkpoint(
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside, then move over."""
+    """Write a temporary file, then move it into place."""
     beside = path.with_name(path.name + ".new")
     try:
         write(beside)

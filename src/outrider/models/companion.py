@@ -16,7 +16,7 @@ import tempfile
 from typing import IO, Any, final
 
 READY = "ready"
-"""What a companion answers when its model is read."""
+"""A companion's answer once its model is loaded."""
 
 
 def write_message(to: IO[bytes], message: Any) -> None:
@@ -26,7 +26,7 @@ def write_message(to: IO[bytes], message: Any) -> None:
 
 
 def read_message(source: IO[bytes]) -> Any:
-    """The next message; None when the other side has gone."""
+    """The next message; None if the other side has ended."""
     header = source.read(8)
     if len(header) < 8:
         return None
@@ -36,8 +36,8 @@ def read_message(source: IO[bytes]) -> Any:
 
 
 def answering() -> IO[bytes]:
-    """For the companion itself, first thing: where answers go. What is printed goes to standard error from now on, and Ctrl-C
-    is for the process that started it."""
+    """The stream for answers; the companion calls this first. From then on, prints go to standard error, and Ctrl-C is
+    left to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -46,10 +46,10 @@ def answering() -> IO[bytes]:
 
 @final
 class Companion:
-    """The process, seen from the one that started it."""
+    """The companion process, as its parent sees it."""
 
     def __init__(self, title: str, module: str, first: Any, *, place: str, num_threads: int) -> None:
-        """``first`` is its first message; ``place`` the device it uses, for messages."""
+        """``first`` is its first message; ``place`` names its device in messages."""
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(num_threads)}
         self.process = subprocess.Popen(
@@ -69,15 +69,15 @@ class Companion:
         write_message(self._to, message)
 
     def answer(self) -> Any:
-        """Its next answer; None when it has died."""
+        """Its next answer; None if it has died."""
         return read_message(self._from)
 
     def is_ready(self) -> bool:
-        """Waits until its model is read; False when it died before."""
+        """Wait until its model is loaded; False if it died before."""
         return self.answer() == READY
 
     def describe_end(self) -> str:
-        """How it ended and what it said last."""
+        """How it ended, with its last output."""
         code = self.process.returncode
         how = "did not answer" if code is None else f"ended by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
         self._words.seek(0)

@@ -36,7 +36,7 @@ def config_of(raw: Raw) -> ModelConfig | None:
 
 
 def why_not_lean(raw: Raw) -> str | None:
-    """Why ``config_of`` returns None, in words; None where it does not."""
+    """Why ``config_of`` returns None, in words; None if it does not."""
     text = _text_config(raw)
     family = str(text.get("model_type"))
     if family not in DEFAULTS:
@@ -87,7 +87,7 @@ def _lean_config(raw: Raw) -> ModelConfig | None:
 
 
 def _check(config: ModelConfig) -> None:
-    """What no default can repair."""
+    """Refuse values that no default can replace."""
     if config.num_heads % config.num_kv_heads:
         heads = f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads"
         raise ModelError(f"config.json is inconsistent: {heads}; fetch the file again")
@@ -107,7 +107,7 @@ def _check(config: ModelConfig) -> None:
 
 
 _OUTER_KEYS = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
-"""What a multimodal config says beside its ``text_config``."""
+"""Keys of a multimodal config outside its ``text_config``."""
 
 
 class _Reader:
@@ -137,7 +137,7 @@ class _Reader:
         return value
 
     def own(self, key: str) -> Any:
-        """The value of a key that this family knows; None of one that it does not, though the file may hold it."""
+        """The value of a key, if this family uses it; otherwise None, even if the file has it."""
         return self.raw.get(key) if key in DEFAULTS[self.family] else None
 
     def config(self) -> ModelConfig:

@@ -8,7 +8,7 @@ from outrider.models.families import ROUTING, Raw
 from outrider.models.features import Experts, Latent
 
 
-class Keys(Protocol):
+class ConfigKeys(Protocol):
     """A config file with its family's defaults filled in."""
 
     raw: Raw
@@ -20,12 +20,12 @@ class Keys(Protocol):
         ...
 
     def own(self, key: str) -> Any:
-        """The value of a key that this family knows; None of one that it does not, though the file may hold it."""
+        """The value of a key, if this family uses it; otherwise None, even if the file has it."""
         ...
 
 
-def latent_of(keys: Keys) -> Latent | None:
-    """None where keys and values are cached as they are."""
+def latent_of(keys: ConfigKeys) -> Latent | None:
+    """The latent attention of a config; None if keys and values are cached directly."""
     if not keys.own("kv_lora_rank"):
         return None
     widest = keys.whole("hidden_size") // keys.whole("num_attention_heads")
@@ -38,8 +38,8 @@ def latent_of(keys: Keys) -> Latent | None:
     )
 
 
-def experts_of(keys: Keys) -> Experts | None:
-    """None where every layer has one MLP."""
+def experts_of(keys: ConfigKeys) -> Experts | None:
+    """The experts of a config; None if every layer has one MLP."""
     raw = keys.raw
     if not keys.own("usual_experts"):
         return None
@@ -59,7 +59,7 @@ def experts_of(keys: Keys) -> Experts | None:
     )
 
 
-def _layers_with_experts(keys: Keys) -> tuple[bool, ...]:
+def _layers_with_experts(keys: ConfigKeys) -> tuple[bool, ...]:
     kinds = keys.own("mlp_layer_types")
     if kinds:
         return tuple(kind == "sparse" for kind in kinds)

@@ -50,20 +50,20 @@ from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 
 _CHUNK = 512
-"""Most tokens of a row per prefill pass: bounds the size of masks and activations."""
+"""Most tokens of a row per prefill pass. Bounds the size of masks and activations."""
 _TWOFOLD = 500_000_000
-"""Parameters up to which a float32 model on a CPU may keep its matrices in two layouts (2 GB more at most)."""
+"""Most parameters of a float32 model that may keep its matrices in two layouts on a CPU (2 GB more at most)."""
 
 
 @final
 class Decoder(LayeredTarget, PlacingTarget):
-    """A frozen decoder. All methods may be called from any thread: what changes lives in the cache."""
+    """A frozen decoder. All methods may be called from any thread, because only the cache changes."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, page_len: int = 0, *, bits: int = 16, joint: Joint | None = None
     ) -> None:
-        """``page_len`` keeps keys and values in pages of so many tokens, which rows can share; ``bits`` 8 rounds the matrices
-        of a bfloat16 model (on a CPU). With a ``joint``, config and weights are one rank's share of a model."""
+        """``page_len`` keeps keys and values in pages of that many tokens, which rows can share. ``bits`` 8 rounds the
+        matrices of a bfloat16 model (on a CPU). With a ``joint``, config and weights are one rank's share of a model."""
         self.config = config
         self.has_windows = any(window is not None for window in config.windows)
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
@@ -132,15 +132,14 @@ class Decoder(LayeredTarget, PlacingTarget):
         return twin
 
     def relaid(self, lay: Callable[[Sequence[AnyLayer]], Sequence[AnyLayer]], joint: Joint) -> Decoder:
-        """A twin on the same weights whose passes go through the layers that ``lay`` makes of its own, and whose table of
-        embeddings is divided as ``joint`` says."""
+        """A decoder on the same weights with layers made by ``lay``, and an embedding table divided as ``joint`` says."""
         twin = copy(self)
         twin._layers, twin._joint = list(lay(self._layers)), joint
         twin.num_layers = len(twin._layers)
         return twin
 
     def queries(self, layer: int, hidden: Tensor, begin: int) -> Tensor:
-        """[Hq, N, D] what a layer's heads look for at the tokens from ``begin`` on of a row, from the [N, H] that enter it."""
+        """[Hq, N, D] queries of a layer for a row's tokens from ``begin`` on, from the layer's input [N, H]."""
         end = begin + len(hidden)
         for table in self._tables:
             table.reach(end)
@@ -148,7 +147,7 @@ class Decoder(LayeredTarget, PlacingTarget):
         return self._layers[layer].queries(hidden, (*rotations, None))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[..., H] what enters the first layer."""
+        """[..., H] input of the first layer."""
         embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
@@ -162,13 +161,14 @@ class Decoder(LayeredTarget, PlacingTarget):
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _entry(self, tree: TokenTree, start: int = 0) -> Tensor:
-        """[B * N, H] what enters the first layer at the N nodes from ``start`` on."""
+        """[B * N, H] input of the first layer at the N nodes from ``start`` on."""
         return self.embed(tree.tokens[:, start:].reshape(-1))
 
     def _climb(
         self, hidden: Tensor, step: Pass, *, first: int = 0, last: int | None = None, taps: Sequence[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """[B * N, H] after layers ``first`` to ``last``, the top by default, and the tapped states [B, N, H] on the way."""
+        """[B * N, H] states after layers ``first`` to ``last`` (default: the top), and the tapped states [B, N, H] on the
+        way."""
         shape = (step.batch_size, step.num_nodes, self.config.hidden_size)
         end = self.num_layers if last is None else last
         tapped: dict[int, Tensor] = {}
@@ -183,7 +183,7 @@ class Decoder(LayeredTarget, PlacingTarget):
     def _resumed(
         self, tree: TokenTree, cache: Cache, resume: Resume, *, taps: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The first layers for the nodes that have not been through them, then the others for all."""
+        """Run the first layers for the nodes that have not passed them, then the other layers for all nodes."""
         begun, hidden = resume.num_nodes, resume.hidden
         if begun < tree.num_nodes:
             cache.reserve(tree.num_nodes, start=begun)

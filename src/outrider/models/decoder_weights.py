@@ -12,23 +12,30 @@ from torch import Tensor
 from outrider.models.features import ModelConfig
 
 STORED_ROWS = torch.int64
-"""Type of a table of rows, what a matrix is that stays as a file stores it (``gguf/stored.py``, ``quantised/stored.py``)."""
+"""Type of a table of rows, which stands for a matrix kept as its file stores it (``gguf/stored.py``,
+``quantised/stored.py``)."""
 
 HELD = 16
-"""Type of rows that stay where somebody holds them (``native/held.py``); lower numbers are those of ``quantised/stored.py``."""
+"""Row type of matrices that stay where their owner holds them (``native/held.py``). Lower numbers are those of
+``quantised/stored.py``."""
 
 
 class StoredBytes(Protocol):
-    """What holds the rows of stored matrices: a GGUF file, or memory that they were written to."""
+    """The storage of stored matrices: a GGUF file, or memory."""
 
     @property
     def address(self) -> int: ...
+
+    @property
+    def adds_halves(self) -> bool:
+        """Whether products with its F16 matrices may be added in 16 bits."""
+        ...
 
     def forget(self, begin: int, end: int) -> None: ...
 
 
 class PackedSource(Protocol):
-    """What holds the rows of packed matrices on a GPU (``quantised/packed_rows.py``)."""
+    """The storage of packed matrices on a GPU (``quantised/packed_rows.py``)."""
 
     def matrix(self, table: Tensor) -> Any:
         """The packed matrix of these rows."""
@@ -36,19 +43,20 @@ class PackedSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One layer. Rows of ``qkv`` are query heads, key heads, value heads; of ``gate_up`` the gate, then up. In latent
-    attention rows of ``qkv`` are those of the queries or of their latent, of the latent, and of the rotated key.
+    """One layer.
 
-    A layer of E experts has them as [E, ..]: ``gate_up`` and ``down`` (with their biases) are those of all experts, and
-    ``router`` chooses among them. For the native CPU pass, a matrix may be a table of rows of a GGUF file
-    (``gguf/stored.py``)."""
+    Rows of ``qkv`` are query heads, key heads, value heads; rows of ``gate_up`` are the gate, then up. In latent
+    attention, rows of ``qkv`` are those of the queries (or of their latent), of the latent, and of the rotated key. In a
+    layer of E experts, ``gate_up`` and ``down`` (with their biases) are [E, ..], and ``router`` chooses among the
+    experts. For the native CPU pass, a matrix may be a table of rows of a GGUF file (``gguf/stored.py``).
+    """
 
     attention_norm: Tensor | None
-    """None where attention reads the residual stream itself."""
+    """None if attention reads the residual stream without a norm."""
     qkv: Tensor
     out: Tensor
     mlp_norm: Tensor | None
-    """None where the MLP reads the residual stream itself, or in a parallel layer what attention reads."""
+    """None if the MLP reads the residual stream without a norm or, in a parallel layer, shares attention's norm."""
     gate_up: Tensor
     """Gate and up matrices in one; only up in an MLP without a gate."""
     down: Tensor
@@ -59,17 +67,19 @@ class LayerWeights:
     attention_norm_bias: Tensor | None = None
     mlp_norm_bias: Tensor | None = None
     q_norm: Tensor | None = None
-    """[D], or [heads * D] where heads have weights of their own."""
+    """[D], or [heads * D] if each head has its own weights."""
     k_norm: Tensor | None = None
     attention_post_norm: Tensor | None = None
     mlp_post_norm: Tensor | None = None
+    beside_norm: Tensor | None = None
+    """The norm of the token's embedding, if queries, keys and values also read that embedding (EAGLE-3)."""
     sinks: Tensor | None = None
-    """[heads] scores beside those of the keys, without a value."""
+    """[heads] attention-sink scores, which have no value."""
     router: Tensor | None = None
     """[E, H]"""
     router_bias: Tensor | None = None
     router_correction: Tensor | None = None
-    """[E] float32, added to the weights of experts for the choice alone."""
+    """[E] float32 bias that affects which experts are chosen, but not their weights."""
     shared_gate_up: Tensor | None = None
     """The same matrices of the shared MLP beside the experts."""
     shared_down: Tensor | None = None
@@ -80,9 +90,9 @@ class LayerWeights:
     query_up: Tensor | None = None
     """[heads * query_dim, query rank]"""
     key_up: Tensor | None = None
-    """[heads, rank, nope_dim]: what a head's query is multiplied by before it meets the latents."""
+    """[heads, rank, nope_dim]: multiplies a head's query before it meets the latents."""
     value_up: Tensor | None = None
-    """[heads, value_dim, rank]: what a head makes of the latents it has seen."""
+    """[heads, value_dim, rank]: turns a head's weighted sum of latents into its values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,24 +101,27 @@ class Weights:
 
     embedding: Tensor
     layers: list[LayerWeights]
-    norm: Tensor
+    norm: Tensor | None
+    """None if the output head reads the last layer's output without a norm."""
     head: Tensor
     norm_bias: Tensor | None = None
+    entry: Tensor | None = None
+    """[H, 2H] maps a token's embedding and the previous state to the first layer's input (EAGLE-1)."""
     file: StoredBytes | None = None
-    """What holds the rows of the stored matrices, for a CPU."""
+    """The storage of the stored matrices, for a CPU."""
     rows: PackedSource | None = None
-    """What holds the rows of the packed matrices, for a GPU."""
+    """The storage of the packed matrices, for a GPU."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the cache and of what is computed."""
+        """Type of the cache and of the activations."""
         return torch.float32 if self.embedding.dtype == STORED_ROWS else self.embedding.dtype
 
     @property
     def tensors(self) -> list[Tensor]:
         """Every tensor once."""
         inner = [tensor for layer in self.layers for tensor in vars(layer).values() if tensor is not None]
-        ends = [self.norm, *([] if self.norm_bias is None else [self.norm_bias])]
+        ends = [tensor for tensor in (self.norm, self.norm_bias, self.entry) if tensor is not None]
         return [self.embedding, *inner, *ends, *([] if self.head is self.embedding else [self.head])]
 
 

@@ -25,27 +25,27 @@ from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
 _CLOSE = 0.98
-"""Cosine between the stored signature and the target's below which they are different models."""
+"""Stored signature and target are different models below this cosine."""
 _TRAIN = "outrider train specee --target MODEL --data TEXTS --out DIR"
 
 
 class ExitJudge(Protocol):
-    """Says how far exits can be trusted."""
+    """Predicts how far exits can be trusted."""
 
     num_tokens: int
-    """Tokens it looks at, k."""
+    """k: number of tokens it looks at."""
 
     def chances(self, layer: int, features: Tensor) -> Tensor:
-        """[B] chance that the target agrees with the exit after ``layer``, given ``features`` [B, 3 k]."""
+        """[B] probability that the target agrees with the exit after ``layer``, given ``features`` [B, 3 k]."""
         ...
 
     def scheduled(self, num_exits: int) -> tuple[int, ...]:
-        """The layers that are worth asking, ascending."""
+        """The layers at which to predict, ascending."""
         ...
 
 
 def exit_features(logits: Tensor, before: Tensor | None, num_tokens: int) -> Tensor:
-    """[..., 3 k] what is seen of an exit with these ``logits`` [..., V]; ``before``: those of the exit asked before it."""
+    """[..., 3 k] features of an exit with ``logits`` [..., V]; ``before`` are the logits of the exit before it."""
     best = logits.float().log_softmax(-1).topk(min(num_tokens, logits.shape[-1]), -1)
     ranks = best.values.softmax(-1)
     earlier = ranks if before is None else before.float().gather(-1, best.indices).softmax(-1)
@@ -53,7 +53,7 @@ def exit_features(logits: Tensor, before: Tensor | None, num_tokens: int) -> Ten
 
 
 def exit_layers(given: Sequence[int] | str | None, num_layers: int, *, most: int) -> tuple[int, ...]:
-    """The exits that are ``given``, ascending ("2,4,8" on the command line); about ``most``, evenly spread, if none are."""
+    """The ``given`` exits, ascending ("2,4,8" on the command line). Default: about ``most``, evenly spaced."""
     last = max(1, num_layers - 1)
     if given is None:
         return tuple(range(max(1, num_layers // most), last + 1, max(1, num_layers // most)))
@@ -69,7 +69,7 @@ def exit_layers(given: Sequence[int] | str | None, num_layers: int, *, most: int
 
 @final
 class SureExits(ExitJudge):
-    """What stands in for a trained predictor: an exit is trusted as far as it is sure."""
+    """Stands in for a trained predictor: the probability is the exit's own confidence."""
 
     num_tokens = 1
 
@@ -81,7 +81,7 @@ class SureExits(ExitJudge):
         return features[..., 0].exp()
 
     def scheduled(self, num_exits: int) -> tuple[int, ...]:
-        """Evenly spread; the deepest is among them."""
+        """Evenly spaced layers, including the deepest."""
         step = -(-len(self.exits) // num_exits)
         return self.exits[::-1][::step][::-1]
 
@@ -108,7 +108,7 @@ class ExitPredictor(nn.Module):
             return self(self.exits.index(layer), features).sigmoid()
 
     def scheduled(self, num_exits: int) -> tuple[int, ...]:
-        """The exits that most often were the first to be right, and the deepest one."""
+        """The exits that were most often the first to be right, and the deepest one."""
         order = sorted(range(len(self.exits) - 1), key=lambda index: -float(self.first_right[index]))
         return tuple(self.exits[index] for index in sorted(order[: num_exits - 1])) + self.exits[-1:]
 
@@ -127,7 +127,7 @@ class ExitPredictor(nn.Module):
 
 
 def load_exit_predictor(folder: str, target: Target) -> ExitPredictor:
-    """The predictor in a folder, on the target's device, held against the target."""
+    """The predictor in a folder, checked against the target and on its device."""
     path = Path(folder)
     own = read_config(path).get("outrider") or {}
     if own.get("kind") != "specee":

@@ -20,7 +20,7 @@ def _always(raw: Raw, layer: int) -> bool:
 
 
 def _all_but_every(pattern: int | str) -> Callable[[Raw, int], bool]:
-    """All layers but each ``pattern``-th one; a string names the key that says how many."""
+    """All layers but every ``pattern``-th one. A string names the key that holds the number."""
 
     def rule(raw: Raw, layer: int) -> bool:
         return (layer + 1) % (pattern if isinstance(pattern, int) else int(raw[pattern])) != 0

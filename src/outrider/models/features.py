@@ -2,7 +2,7 @@
 
 A family is a row of values, never a class: two checkpoints with the same features run the same code on every device.
 ``config.py`` reads them from a ``config.json``; ``Decoder`` (PyTorch) knows them all, the GPU's and the native decoder say
-which they know (``gpu/known.py``, ``native/decoder.py``).
+which they know (``gpu/known.py``, ``native/known.py``).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Experts:
     layers: tuple[bool, ...]
     """Which layers have experts; the others have an ordinary MLP."""
     scoring: str = "softmax"
-    """What makes weights of the router's scores: the softmax over all experts, or "sigmoid"."""
+    """How the router's scores become weights: "softmax" over all experts, or "sigmoid"."""
     groups: int = 1
-    """Experts stand in so many groups of equal size; a node's experts come from the best of them."""
+    """Number of equal groups of experts. A node's experts come from the best groups."""
     chosen_groups: int = 1
     group_best: int = 1
-    """A group is as good as so many of its best experts together (1 or 2)."""
+    """A group's score is the sum of this many of its best experts (1 or 2)."""
     corrected: bool = False
-    """A learned bias takes part in the choice, and not in the weights."""
+    """Whether a learned bias affects the choice of experts, but not their weights."""
     scale: float = 1.0
-    """The weights of the chosen experts are multiplied by this."""
+    """Factor of the chosen experts' weights."""
     shared_size: int = 0
-    """Inner size of an MLP that every node goes through beside its experts; 0 for none."""
+    """Inner size of an MLP that every node passes beside its experts; 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Latent:
     rank: int
     """Size of the latent of keys and values."""
     query_rank: int | None
-    """Size of the latent that queries are made of; None where they are made of the residual stream."""
+    """Size of the queries' latent; None if queries are computed from the residual stream."""
     nope_dim: int
     """Dimensions of a head's query that meet the latent."""
     rope_dim: int
@@ -77,13 +77,13 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Width of a key as it is cached."""
+    """Width of a key in the cache."""
     mlp_size: int
     max_len: int
-    """Longest context the model is opened for."""
+    """Longest context of the opened model."""
     norm_eps: float
     norm_offset: float = 0.0
-    """Added to the weights of every norm: 1 where a checkpoint stores w of (1 + w)."""
+    """Added to the weights of every norm. It is 1 if a checkpoint stores w for (1 + w)."""
     norm_kind: str = "rms"
     """Either "rms", x / sqrt(mean(x^2) + eps) * w, or "layer", which takes the mean off first."""
     norm_bias: bool = False
@@ -91,7 +91,7 @@ class ModelConfig:
     qk_norm: bool = False
     """Queries and keys are normalised before they are rotated."""
     qk_norm_span: str = "head"
-    """With "head" all heads share one weight, with "heads" each has its own, with "whole" a node's heads are one vector."""
+    """"head": all heads share one weight. "heads": each has its own. "whole": a node's heads are normalised as one vector."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -102,17 +102,17 @@ class ModelConfig:
     rope_of_layer: tuple[int | None, ...]
     """Index into ``ropes`` for each layer; None for a layer without positions."""
     interleaved_rope: bool = False
-    """The checkpoint rotates neighbours (0 with 1, 2 with 3): its rows are reordered when they are read."""
+    """Whether the checkpoint rotates neighbours (0 with 1, 2 with 3). Its rows are reordered when they are read."""
     windows: tuple[int | None, ...]
     """Most positions a node of each layer sees, itself included; None for all."""
     sinks: bool = False
-    """Every head has a learned score that takes part in the softmax and has no value."""
+    """Whether every head has a learned attention-sink score without a value."""
     attention_softcap: float | None = None
     final_softcap: float | None = None
     query_scale: float
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """What attention and MLP return is multiplied by before it is added to the residual stream."""
+    """Factor of the outputs of attention and MLP before they are added to the residual stream."""
     logit_scale: float = 1.0
     pre_norms: bool = True
     """Attention and MLP read the residual stream through a norm."""
@@ -127,11 +127,11 @@ class ModelConfig:
     tied_head: bool = False
     eos_ids: tuple[int, ...] = ()
     dtype: str | None = None
-    """Type of the stored weights, by name, where the file says so."""
+    """Name of the stored weights' type, if the file gives it."""
 
     @property
     def cache_sides(self) -> int:
-        """Keys and values, or the latents that are both."""
+        """2 for keys and values, 1 for latents."""
         return 2 if self.latent is None else 1
 
     @property

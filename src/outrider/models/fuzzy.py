@@ -26,7 +26,7 @@ from outrider.models.layers import AnyLayer
 
 
 def holder_of(layer: int, size: int) -> int:
-    """The rank that has a layer: neighbours, which form a group, are on different ranks."""
+    """The rank that holds a layer. Neighbouring layers, which form a group, are on different ranks."""
     return layer % size
 
 
@@ -35,7 +35,7 @@ class FuzzyDraft(LayeredTarget):
     """A decoder that can run ``size`` layers at once. ``decoder`` has the layers of one rank, or all of them."""
 
     def __init__(self, decoder: Decoder, joint: Joint, *, num_layers: int, size: int, held: Mapping[int, int]) -> None:
-        """``held`` gives the place in ``decoder`` of each of the model's ``num_layers`` layers that it has."""
+        """``held`` maps each of the model's ``num_layers`` layers that ``decoder`` has to its index there."""
 
         def of(layers: Sequence[AnyLayer], numbers: Sequence[int]) -> list[AnyLayer | None]:
             return [layers[held[number]] if number in held else None for number in numbers]
@@ -64,7 +64,7 @@ class FuzzyDraft(LayeredTarget):
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
-        """Exact at the beginning of a round, and for who reads states of layers; fuzzy otherwise."""
+        """Exact at the start of a round and for callers that tap layers; fuzzy otherwise."""
         held = _held(cache)
         held.is_exact = held.is_settled or bool(taps) or resume is not None
         held.is_settled = False
@@ -80,16 +80,16 @@ class FuzzyDraft(LayeredTarget):
 
 @final
 class FuzzyCache(Cache):
-    """A cache that knows how much of each row was written by exact passes."""
+    """A cache that records how much of each row was written by exact passes."""
 
     def __init__(self, inner: Any, num_exact: Sequence[int] | None = None) -> None:
         self.inner: Any = inner
         self.lengths = list(inner.lengths)
         self.num_exact = list(self.lengths if num_exact is None else num_exact)
         self.is_settled = True
-        """The next pass reads committed tokens, and so is an exact one."""
+        """Whether the next pass reads committed tokens, so that it is exact."""
         self.is_exact = True
-        """The last pass was."""
+        """Whether the last pass was exact."""
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
         self.inner.reserve(num_nodes, start=start)
@@ -118,7 +118,7 @@ class FuzzyCache(Cache):
         return FuzzyCache(self.inner.join(theirs.inner), [*self.num_exact, *theirs.num_exact])
 
     def grew(self, *, is_exact: bool) -> None:
-        """Tokens were committed; those of an exact pass are exact where all before them are."""
+        """Record committed tokens. Those of an exact pass are exact if all tokens before them are."""
         before, self.lengths = self.lengths, list(self.inner.lengths)
         if is_exact:
             rows = zip(self.num_exact, before, self.lengths, strict=True)

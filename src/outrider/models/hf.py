@@ -29,7 +29,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.attention.padded import padded_bias
 from outrider.models.hf_cache import HFCache
 from outrider.models.hf_check import AdaptedModel, check_model
-from outrider.models.hf_verdict import Verdict, kept_verdict
+from outrider.models.hf_verdict import TextPromise, kept_verdict
 from outrider.models.prefill import read_in_chunks
 from outrider.models.quantised.formats import method_of, unknown_method
 
@@ -38,7 +38,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def check_quantisation(raw: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint in a format that transformers does not know either: it would open it with random weights."""
+    """Refuse a checkpoint in a format that transformers does not know, because it would load random weights."""
     unknown = unknown_method(raw)
     if unknown is not None and method_of(raw) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise ModelError(f"{unknown}; use a checkpoint in one of these")
@@ -49,8 +49,8 @@ class HFModel(AdaptedModel):
     """A transformers model behind our interface."""
 
     def __init__(self, model: Any, name: str = "model", *, max_len: int | None = None, is_stored: bool = False) -> None:
-        """``model`` is any transformers causal language model; ``name`` is for messages; ``max_len`` shortens its context.
-        ``is_stored`` says that nobody changed it after it was read, so that an earlier verdict on it holds."""
+        """``model`` is any transformers causal language model; ``name`` is for messages; ``max_len`` shortens its
+        context. ``is_stored`` says that it is unchanged since it was read, so that an earlier verdict holds."""
         self.model = model.eval().requires_grad_(False)
         self.name = name
         config = _text_config(model, name)
@@ -89,8 +89,8 @@ class HFModel(AdaptedModel):
             raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason[:200]})") from error
         return HFModel(model.to(device), str(folder), max_len=max_len, is_stored=True)
 
-    def _obey(self, verdict: Verdict, *, wanted: int | None) -> None:
-        """Refuse the model, or shorten its context and say so; a context that was asked for is not shortened."""
+    def _obey(self, verdict: TextPromise, *, wanted: int | None) -> None:
+        """Refuse the model, or shorten its context with a warning. A context that was asked for is not shortened."""
         if verdict.refused is not None:
             raise ModelError(f"{self.name}: {verdict.refused}")
         if verdict.capped is not None:
@@ -123,7 +123,7 @@ class HFModel(AdaptedModel):
             return self._readout(hidden)
 
     def _forward(self, tree: TokenTree, cache: Cache, taps: Sequence[int], *, start: int = 0, num_logits: int = 0) -> Scores:
-        """One pass; with ``num_logits`` the logits of so many last nodes alone, where the model knows how."""
+        """One pass. ``num_logits`` limits the logits to the last nodes, if the model supports that."""
         assert isinstance(cache, HFCache), "an HFModel works on the caches it made"
         cache.reserve(tree.num_nodes, start=start)
         starts = torch.tensor(cache.lengths, device=self.device)[:, None]
@@ -157,7 +157,7 @@ class HFModel(AdaptedModel):
 
     @torch.no_grad()
     def _find_readout(self, owner: nn.Module, softcap: float | None) -> Readout | None:
-        """What the model does after its last layer, if that is modules in a row, the head, a factor and at most a soft cap."""
+        """The steps after the model's last layer, if they are modules in a row, the head, a factor and at most a soft cap."""
         called: list[nn.Module] = []
         handles = [
             child.register_forward_hook(lambda module, *_: called.append(module))
@@ -185,7 +185,7 @@ class HFModel(AdaptedModel):
 
 @final
 class Readout:
-    """The way from the last layer's output to the logits: modules, the head, a constant factor and a soft cap."""
+    """From the last layer's output to the logits: modules, the head, a constant factor and a soft cap."""
 
     def __init__(self, modules: Sequence[nn.Module], head: nn.Module, softcap: float | None, scale: float) -> None:
         self._modules, self._head, self._softcap, self._scale = modules, head, softcap, scale
@@ -217,7 +217,7 @@ class _Tap:
 
 
 def _text_config(model: Any, name: str) -> Any:
-    """The numbers of the part that writes text; refused where several parts could be it."""
+    """The text model's config; refused if several parts could be it."""
     try:
         return model.config.get_text_config()
     except ValueError as error:
@@ -225,10 +225,10 @@ def _text_config(model: Any, name: str) -> Any:
 
 
 def _context_of(config: Any, name: str, wanted: int | None) -> int:
-    """Longest context: what the config declares, less where positions are scaled by the length of what is in a pass.
+    """Longest context: as the config declares, but less if positions are scaled by the length of a pass.
 
-    longrope and dynamic scaling change all positions once a context is longer than the original one, so a text would depend
-    on its neighbours and cached keys on when they were written. Below that length there is nothing to change.
+    longrope and dynamic scaling change all positions once a context exceeds the original one. A text would then depend on
+    its neighbours, and cached keys on when they were written. Below that length nothing changes.
     """
     named = [getattr(config, key, None) for key in ("max_position_embeddings", "max_target_positions")]
     declared = int(next(filter(None, named), 1 << 20))
@@ -261,8 +261,8 @@ def _windows_of(config: Any, name: str) -> dict[str, int | None]:
 
 @torch.no_grad()
 def _last_layer(model: nn.Module, num_layers: int, name: str) -> tuple[nn.Module, nn.Module]:
-    """The last of the decoder's layers, and the module that its list belongs to. Of lists that are as long as the config says
-    it is the one that reads text: a model of images or sounds has encoders beside."""
+    """The last decoder layer, and the module that owns the list of layers. Several lists may have the config's length;
+    the one that reads text is taken, since models of images or sounds have encoders too."""
     lists = [(module, child) for module in model.modules() for child in module.children() if isinstance(child, nn.ModuleList)]
     found = [(owner, layers[-1]) for owner, layers in lists if len(layers) == num_layers]
     called: list[nn.Module] = []

@@ -38,7 +38,7 @@ class HFCache(Cache):
         return blocks[0][0].shape[2] if blocks else 0
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
-        """Drops nodes ``start``.. of a tree nobody committed: the next ones are appended by the model itself."""
+        """Drop uncommitted nodes ``start``.. of a tree. The model itself appends the next ones."""
         del num_nodes
         self._cut(max(self.lengths) + start)
 

@@ -25,30 +25,30 @@ _CODE = ("hf.py", "hf_cache.py", "hf_check.py", "hf_verdict.py")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TextPromise:
     """What the adapter can promise of a model."""
 
     max_len: int
-    """Longest context that it can be opened for."""
+    """Longest usable context."""
     refused: str | None = None
     """Why it cannot be used at all."""
     capped: str | None = None
-    """Why ``max_len`` is less than what was asked for."""
+    """Why ``max_len`` is less than asked for."""
 
 
-def kept_verdict(raw: Any, max_len: int, find: Callable[[], Verdict]) -> Verdict:
+def kept_verdict(raw: Any, max_len: int, find: Callable[[], TextPromise]) -> TextPromise:
     """The verdict from the cache folder, or from ``find``. ``raw`` is the transformers model."""
     path = verdict_path(raw, max_len)
     known = read_json(path)
-    if isinstance(known, dict) and known.keys() == {item.name for item in fields(Verdict)}:
-        return Verdict(**known)
+    if isinstance(known, dict) and known.keys() == {item.name for item in fields(TextPromise)}:
+        return TextPromise(**known)
     verdict = find()
     keep_json(path, asdict(verdict))
     return verdict
 
 
 def verdict_path(raw: Any, max_len: int) -> Path:
-    """Where the verdict on a model is kept."""
+    """The file of a model's verdict."""
     digest = hashlib.sha256()
     for name in _CODE:
         digest.update(Path(__file__).with_name(name).read_bytes())

@@ -29,21 +29,21 @@ _HOST = torch.device("cpu")
 
 
 def host_side(model: Target) -> Target:
-    """The model as rounds see it: itself, unless its device does passes only."""
+    """The model as rounds see it: itself, unless its device only runs passes."""
     if model.device.type not in _PASSES_ONLY:
         return model
     return LayersAway(model) if isinstance(model, LayeredTarget) else PassesAway(model)
 
 
 def check_mps() -> None:
-    """Refuse Apple's GPU where PyTorch does not have it."""
+    """Refuse Apple's GPU if PyTorch does not support it here."""
     if not torch.backends.mps.is_available():
         why = "this machine has none" if torch.backends.mps.is_built() else "this PyTorch was built without it"
         raise OptionError(f"device 'mps' is not there ({why}); use cpu, which is the default on a Mac")
 
 
 class Away(WrappedTarget[Inner], ABC):
-    """A target on another device, whose scores and taps are on the host."""
+    """A target on another device whose scores and taps are on the host."""
 
     def __init__(self, inner: Inner) -> None:
         super().__init__(inner)

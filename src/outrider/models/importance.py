@@ -29,12 +29,12 @@ class PromptShare:
     """How much of a prompt is kept, and how it is chosen."""
 
     keep: float
-    """Share of the prompt's tokens, above 0 and up to 1; a chunk that is begun counts as a whole one."""
+    """Share of the prompt's tokens to keep, above 0 and up to 1, rounded up to whole chunks."""
     chunk_len: int = 16
     num_last: int = 16
-    """Tokens at the end of the prompt whose attention is looked at."""
+    """Number of last prompt tokens whose attention counts."""
     reach: int = 4
-    """Neighbours on each side that a peak lifts."""
+    """Neighbours on each side that share a peak's importance."""
 
     def __post_init__(self) -> None:
         if isinstance(self.keep, bool) or not 0 < self.keep <= 1:
@@ -43,7 +43,7 @@ class PromptShare:
             raise OptionError(f"{self} is not valid; chunk_len and num_last are at least 1, and reach is at least 0")
 
     def positions(self, importance: Tensor) -> list[int]:
-        """Positions to keep, in order, of a prompt with this importance [S]. Chunks are counted from the end."""
+        """Positions to keep, in order, given the importance [S] of each. Chunks are counted from the end."""
         length, size = len(importance), self.chunk_len
         num_chunks = -(-length // size)
         lifted = F.max_pool1d(importance[None].double(), 2 * self.reach + 1, stride=1, padding=self.reach)[0].cpu()
@@ -64,14 +64,14 @@ class ImportantTokens:
 
     @staticmethod
     def of(reader: Target, share: PromptShare) -> ImportantTokens:
-        """With a model that was just loaded, which has to be one whose attention can be looked at."""
+        """Use a loaded model, whose attention must be readable."""
         if isinstance(reader, Decoder):
             return ImportantTokens(reader, share)
         what = f"keep_prompt needs a small model of the lean decoder to choose among tokens, not {type(reader).__name__}"
         raise OptionError(f"{what}; give a draft= of another family (docs/families.md), or leave keep_prompt out")
 
     def __call__(self, prompt: Sequence[int]) -> list[int]:
-        """Positions to read, in order; a prompt of one chunk is read in full."""
+        """Positions to read, in order. A prompt of one chunk is read in full."""
         if self.share.keep == 1 or len(prompt) <= self.share.chunk_len:
             return list(range(len(prompt)))
         return self.share.positions(attention_received(self.reader, prompt, self.share.num_last))

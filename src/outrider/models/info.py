@@ -10,11 +10,12 @@ from typing import Any
 
 from outrider.models.config import ModelConfig, config_of, why_not_lean
 from outrider.models.gguf import hf_config, read_gguf
-from outrider.models.gguf.stored import is_quantised
+from outrider.models.gguf.stored import is_fast_as_stored
 from outrider.models.gpu.known import missing_features as gpu_missing
 from outrider.models.load import read_config
-from outrider.models.native import can_build
-from outrider.models.native.decoder import missing_features as cpu_missing
+from outrider.models.native import can_build, floats_kept, isa_here
+from outrider.models.native.known import missing_features as cpu_missing
+from outrider.models.native.known import multiplies_stored
 from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.format import Format
 from outrider.models.quantised.formats import format_of, unknown_method
@@ -49,7 +50,7 @@ class ModelInfo:
     on_gpu: str
     """How ``dtype="auto"`` multiplies it on a CUDA device."""
     same_bits: str
-    """Where a node's scores do not depend on what shares its pass (``TargetTraits.is_invariant``)."""
+    """Where a node's scores are independent of what shares its pass (``TargetTraits.is_invariant``)."""
     files: tuple[str, ...]
     num_bytes: int
 
@@ -60,7 +61,8 @@ def describe_model(name: str) -> ModelInfo:
         file = read_gguf(str(path))
         count = sum(math.prod(entry.shape) for entry in file.tensors.values())
         kinds = sorted({entry.storage.name for entry in file.tensors.values()})
-        return _info(name, hf_config(file), [path], count, " ".join(kinds), is_stored=is_quantised(file))
+        is_stored = is_fast_as_stored(file, floats=floats_kept())
+        return _info(name, hf_config(file), [path], count, " ".join(kinds), is_stored=is_stored)
     raw, folder = read_config(path), SafetensorsFolder(path)
     form = None if unknown_method(raw) else format_of(raw)
     if form is None:
@@ -78,14 +80,14 @@ def _runs_on(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> s
 
 
 def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
-    """Where speculative and batched text is plain text bit for bit, in words."""
+    """Where speculative and batched text equals plain text bit for bit, in words."""
     if recurrent is not None:
         return "nowhere (PyTorch's products round by their shape: near ties can fall otherwise in a batch or a tree)"
     if config is None:
         return "nowhere (transformers' passes round by their shape: near ties can fall otherwise in a batch or a tree)"
     on_gpu = "" if gpu_missing(config) else "on a GPU, with weights of 16 bits"
     here = "" if can_build() else "; not here: the native pass needs a C++ compiler and OUTRIDER_NATIVE not 0"
-    on_cpu = "" if cpu_missing(config) else f"on a CPU in float32, bfloat16, int8 and as stored (native passes{here})"
+    on_cpu = "" if cpu_missing(config) else f"on a CPU in float32, bfloat16, float16, int8 and as stored (native passes{here})"
     return "; ".join(filter(None, (on_cpu, on_gpu))) or "nowhere (PyTorch's passes round by their shape)"
 
 
@@ -101,8 +103,9 @@ def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: C
 
 def _on_cpu(config: ModelConfig | None, *, is_stored: bool, form: Format | None) -> str:
     """How ``dtype="auto"`` multiplies the matrices on a CPU, in words."""
-    if is_stored and config is not None and not cpu_missing(config) and can_build():
-        return "as stored, activations rounded to 8 bits as in llama.cpp (dtype='float32' dequantises instead)"
+    if is_stored and config is not None and multiplies_stored(config) and can_build():
+        for_halves = "to 16 bits for F16" if isa_here().adds_halves else "not for F16 and BF16"
+        return f"as stored, activations rounded to 8 bits as in llama.cpp, {for_halves} (dtype='float32' dequantises instead)"
     if form is not None:
         return (
             "dequantised: in bfloat16 where the CPU is fast in it and the checkpoint's other tensors are, in float32 otherwise"

@@ -9,7 +9,8 @@ of a sum over ranks. ``Joint`` is that sum; a decoder that was given none is who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,45 +20,97 @@ from outrider.models.linear import Linear
 
 
 class Joint(ABC):
-    """The place of one share among all of them."""
+    """One share's place among all of them."""
 
-    first_token: int
-    """First row of the vocabulary that this share holds."""
+    rank: int
+    spans: Sequence[tuple[int, int]]
+    """First and last + 1 vocabulary row of each rank. Ranks differ by at most one row."""
 
     @abstractmethod
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum of every rank's ``values``, in rank order: the same bits on every rank, whatever the size."""
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """The ``values`` of all ranks, by rank. They have the same size."""
 
     @abstractmethod
     def of(self, rank: int, values: Tensor) -> Tensor:
-        """The ``values`` of one rank, on every rank. All give a tensor of the same size."""
+        """The ``values`` of one rank, on every rank. All ranks pass a tensor of the same size."""
 
-    @final
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of all ranks' ``values`` in rank order, with the same bits on every rank."""
+        parts = self.gather(values)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part
+        return total.to(values.dtype)
+
+    def gather_vocabulary(self, logits: Tensor) -> Tensor:
+        """[..., V] from every rank's own columns [..., V / ranks]."""
+        padded = torch.nn.functional.pad(logits, (0, self.widest - logits.shape[-1]))
+        parts = zip(self.gather(padded), self.spans, strict=True)
+        return torch.cat([part[..., : end - begin] for part, (begin, end) in parts], -1)
+
+    def best(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """The token with the largest value over all ranks, the first among equals, like ``argmax`` over the whole
+        vocabulary."""
+        all_values, all_tokens = torch.stack(self.gather(values)), torch.stack(self.gather(tokens))
+        return all_tokens.gather(0, all_values.argmax(0, keepdim=True))[0]
+
     def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
-        """[..., H] rows of the whole vocabulary's table, of which this rank holds ``table``."""
+        """[..., H] rows of the whole embedding table, of which this rank holds ``table``."""
         places = tokens - self.first_token
         is_mine = (places >= 0) & (places < len(table))
         found = table[places.clamp(0, len(table) - 1)]
         return self.sum(torch.where(is_mine[..., None], found, 0.0))
+
+    def tell(self, verb: str, *arguments: Any) -> None:
+        """Make the following ranks do something. By default no rank follows."""
+        del verb, arguments
+
+    @property
+    def first_token(self) -> int:
+        """First row of the vocabulary that this share holds."""
+        return self.spans[self.rank][0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the vocabulary that this share holds."""
+        begin, end = self.spans[self.rank]
+        return end - begin
+
+    @property
+    def widest(self) -> int:
+        """Most rows of the vocabulary that a share holds."""
+        return max(end - begin for begin, end in self.spans)
 
 
 @final
 class Alone(Joint):
     """One rank that holds everything."""
 
-    first_token = 0
+    rank, spans = 0, ((0, 0),)
 
-    def sum(self, values: Tensor) -> Tensor:
-        return values
+    def gather(self, values: Tensor) -> list[Tensor]:
+        return [values]
 
     def of(self, rank: int, values: Tensor) -> Tensor:
         del rank
         return values
 
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def gather_vocabulary(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
+        return table[tokens]
+
+
+ALONE = Alone()
+
 
 @final
 class SummedLinear(Linear):
-    """A product whose inputs are divided among ranks: every rank gets the whole sum."""
+    """A product whose inputs are divided among ranks. Every rank gets the whole sum."""
 
     def __init__(self, share: Linear, joint: Joint) -> None:
         self._share, self._joint = share, joint
@@ -71,7 +124,7 @@ class SummedLinear(Linear):
 
 @final
 class SummedMlp(Mlp):
-    """Experts of which every rank holds some columns: each chooses alike, and what they return is summed."""
+    """Experts whose columns are divided among ranks. All ranks choose the same experts, and their outputs are summed."""
 
     def __init__(self, share: Mlp, joint: Joint) -> None:
         self._share, self._joint = share, joint

@@ -22,7 +22,7 @@ from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
 _FLOOR = -30.0
-"""Log-probabilities below this are read as this: tokens that a request bans have none."""
+"""Least log-probability that is read. Banned tokens have none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class JudgeHead:
     bias: float
 
     def log_odds(self, probs: Tensor) -> Tensor:
-        """[...] that the last guess before each law [..., V] is harmless."""
+        """[...] log-odds that the last guess before each law [..., V] is harmless."""
         return features(probs) @ self.vector.to(probs) + self.bias
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class JudgeHead:
 
 
 def features(probs: Tensor) -> Tensor:
-    """[..., V] what a head reads of laws."""
+    """[..., V] the head's input from laws."""
     return probs.log().clamp(min=_FLOOR)
 
 

@@ -55,7 +55,7 @@ class LatentAttention(Attention):
         return self._entries(x[None], rotations[self._rope])[0][0]
 
     def _entries(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """Queries [B, Hq, N, rank + rope] as they meet latents [B, 1, N, rank + rope], from [B, N, H]."""
+        """Queries [B, Hq, N, rank + rope] and latents [B, 1, N, rank + rope], from [B, N, H]."""
         sizes = (self._latent.nope_dim, self._latent.rope_dim)
         found = self._down(x.flatten(0, 1)).view(*x.shape[:2], -1)
         queries, latents, turned = found.split_with_sizes(self._sizes, -1)

@@ -46,7 +46,7 @@ def latent_tensors(config: ModelConfig, layer: int, read: Read) -> dict[str, Ten
 
 
 def _ordered(config: ModelConfig, layer: int, rows: Tensor, size: int) -> Tensor:
-    """Rows of heads of ``size``, each with the rotary partners of its rotated end half of that end apart."""
+    """Rows of heads of ``size``, with the rotary partners of each head's rotated end half that end apart."""
     latent, rope = config.latent, config.rope_of_layer[layer]
     assert latent is not None
     order = None

@@ -21,7 +21,7 @@ from outrider.models.layers import AnyLayer, Pass
 
 @final
 class Group(AnyLayer):
-    """Layers that read what enters the group, of which this rank has ``mine``."""
+    """Layers that all read the group's input. This rank has the layers ``mine``."""
 
     def __init__(self, mine: Sequence[AnyLayer], joint: Joint) -> None:
         self._mine, self._joint = mine, joint
@@ -32,7 +32,7 @@ class Group(AnyLayer):
         return x + self._added(x, step, attends=False) if feeds else x
 
     def _added(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
-        """What one half of all layers adds to the stream."""
+        """What one half of all layers adds to the residual stream."""
         added = torch.zeros_like(x)
         for layer in self._mine:
             added += layer.part(x, step, attends=attends, feeds=feeds) - x
@@ -41,7 +41,7 @@ class Group(AnyLayer):
 
 @final
 class Relayed(AnyLayer):
-    """A layer that rank ``holder`` has: every rank gets what it returns. ``mine`` is None on the others."""
+    """A layer that rank ``holder`` has. Every rank gets its output; ``mine`` is None on the others."""
 
     def __init__(self, holder: int, mine: AnyLayer | None, joint: Joint) -> None:
         self._holder, self._mine, self._joint = holder, mine, joint

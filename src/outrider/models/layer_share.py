@@ -34,7 +34,7 @@ class LayerShare:
             )
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """The share as a model of its own: fewer layers, part of the vocabulary."""
+        """The share as a model config: fewer layers, part of the vocabulary."""
         mine = self.layers(config.num_layers)
         begin, end = self.place.span(config.vocab_size)
         experts = config.experts and replace(config.experts, layers=tuple(config.experts.layers[layer] for layer in mine))

@@ -25,13 +25,14 @@ from outrider.models.norms import Norm
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What all layers of one pass share."""
+    """Values that all layers of one pass share."""
 
     batch_size: int
     num_nodes: int
     cache: LayeredCache
     rotations: tuple[tuple[Tensor, Tensor] | None, ...]
-    """Cosines and sines [B or 1, 1, N, D] of the nodes' positions, by rope; the last entry is None: no positions."""
+    """Cosines and sines [B or 1, 1, N, D] of the nodes' positions, by rope. The last entry is None, for layers without
+    positions."""
     sights: Mapping[int | None, Sight]
 
 
@@ -40,7 +41,7 @@ class Attend(Protocol):
 
 
 def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn [B, heads, N, D] by their positions' angles."""
+    """Rotate [B, heads, N, D] by their positions' angles."""
     cos, sin = rotation
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
 
@@ -57,17 +58,17 @@ def activation_of(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class Attention(ABC):
-    """What the heads of a layer see, and what the output matrix makes of it."""
+    """The attention heads of a layer, and their output matrix."""
 
     _out: Linear
 
     @abstractmethod
     def __call__(self, x: Tensor, step: Pass) -> Tensor:
-        """[B * N, Hq * D]: what the heads saw, not yet projected."""
+        """[B * N, Hq * D]: the heads' outputs before the output matrix."""
 
     @abstractmethod
     def queries(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
-        """[Hq, N, D] what the heads look for at the N tokens of one row, turned by the rotation of this layer's rope."""
+        """[Hq, N, D] rotated queries of the N tokens of one row."""
 
     def add_to(self, residual: Tensor, x: Tensor, step: Pass) -> Tensor:
         return self._out.add_to(residual, self(x, step))
@@ -77,7 +78,7 @@ class Attention(ABC):
 
 
 class SelfAttention(Attention):
-    """Queries, keys and values from one product; keys and values go to the cache, queries look at it."""
+    """Queries, keys and values from one product. Keys and values go to the cache, where queries read them."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class SelfAttention(Attention):
 
 
 class Mlp(ABC):
-    """What a layer does to each node alone."""
+    """The part of a layer that treats each node alone."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor: ...
@@ -176,7 +177,7 @@ class AnyLayer(ABC):
     attention_norm: Norm
 
     def queries(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
-        """[Hq, N, D] what its heads look for, from the [N, H] of one row that enter the layer."""
+        """[Hq, N, D] queries of the layer, from its input [N, H] for one row."""
         return self.attention.queries(self.attention_norm(x), rotations)
 
     def __call__(self, x: Tensor, step: Pass) -> Tensor:
@@ -184,11 +185,11 @@ class AnyLayer(ABC):
 
     @abstractmethod
     def part(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
-        """The stream after the layer, or after one half of it."""
+        """The residual stream after the layer, or after one half of it."""
 
 
 class InTurn(AnyLayer):
-    """Attention first; the MLP reads what it has added."""
+    """Attention first, then the MLP on its result."""
 
     @abstractmethod
     def attend(self, x: Tensor, step: Pass) -> Tensor: ...
@@ -221,7 +222,7 @@ class Layer(InTurn):
 @final
 @dataclass(frozen=True, eq=False)
 class PostNormLayer(InTurn):
-    """What attention and MLP return is normalised (Gemma, OLMo-2) or scaled (Granite) before it is added."""
+    """A layer whose attention and MLP outputs are normalised (Gemma, OLMo-2) or scaled (Granite) before they are added."""
 
     attention: Attention
     mlp: Mlp
@@ -240,7 +241,7 @@ class PostNormLayer(InTurn):
 @final
 @dataclass(frozen=True, eq=False)
 class ParallelLayer(AnyLayer):
-    """Attention and MLP read the same stream (Cohere, GPT-NeoX); ``mlp_norm`` None: through the same norm."""
+    """Attention and MLP read the same stream (Cohere, GPT-NeoX). If ``mlp_norm`` is None, they share a norm."""
 
     attention: Attention
     mlp: Mlp

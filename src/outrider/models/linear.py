@@ -18,14 +18,14 @@ from torch import Tensor
 from outrider.models.packed import pack
 
 _TRANSPOSED = 1 << 22
-"""Elements up to which a float32 matrix is stored transposed; the product with a larger one only waits for memory."""
+"""Most elements of a float32 matrix that is stored transposed. Larger products are bound by memory anyway."""
 _WORTH_PACKING = 1 << 19
-"""Elements from which packing a float32 matrix pays for the dearer call."""
+"""Fewest elements for which packing a float32 matrix pays for its slower call."""
 _FEW_ROWS = 2
 _VECTOR = 32
-"""Inputs that PyTorch's product with 8 bits reads at once."""
+"""Inputs that PyTorch's 8-bit product reads at once."""
 _PACKED_FOR = 8
-"""Rows the packed layout is laid out for; it serves any number."""
+"""Rows for which the packed layout is optimised. It serves any number."""
 
 
 class Linear(ABC):
@@ -73,9 +73,10 @@ class PackedLinear(Linear):
 
 @final
 class RoundedLinear(Linear):
-    """The weight in 8 bits with a scale per output, multiplied by PyTorch's own product of bfloat16 and int8 (CPU).
+    """The weight in 8 bits with a scale per output, multiplied by PyTorch's bfloat16 x int8 product (CPU).
 
-    That product reads whole vectors, past the end of what does not fill them: inputs are padded with zeros."""
+    That product reads whole vectors, even past the end, so inputs are padded with zeros.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         rounded = pack(weight, 8)
@@ -106,13 +107,13 @@ class TwofoldLinear(Linear):
 
 
 class LinearOf(Protocol):
-    """Makes a linear of a weight, as a model wants it."""
+    """Makes a linear from a weight."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Linear: ...
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None, *, twofold: bool = False, bits: int = 16) -> Linear:
-    """The fastest linear for the weight's device, type and size; ``twofold`` allows two copies of it, ``bits`` 8 rounds it."""
+    """The fastest linear for the weight's device, type and size. ``twofold`` allows two copies of it; ``bits`` 8 rounds it."""
     if bits == 8:
         return RoundedLinear(weight, bias)
     if weight.device.type != "cpu":
@@ -129,9 +130,10 @@ def linear_of(weight: Tensor, bias: Tensor | None = None, *, twofold: bool = Fal
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """oneDNN is there, multiplies this type itself instead of through float32, and packs it on this machine.
+    """Whether oneDNN is available and packs this type on this machine without going through float32.
 
-    Packing is tried once: for bfloat16 it needs AVX-512, and PyTorch says so only by an error."""
+    Packing is tried once: for bfloat16 it needs AVX-512, which PyTorch reports only by an error.
+    """
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype != torch.float32 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

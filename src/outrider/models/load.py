@@ -18,29 +18,21 @@ from outrider.core.interfaces import Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
+from outrider.models.dtypes import FEW_BITS, ROUNDED_INPUTS, STORED, auto_dtype, computing_dtype, dtype_named
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
-from outrider.models.gguf.stored import StoredTensors, is_quantised
+from outrider.models.gguf.stored import StoredTensors, is_fast_as_stored
 from outrider.models.gpu import check_numerics, gpu_decoder
 from outrider.models.host_side import check_mps, host_side
-from outrider.models.native import auto_types, fastest_decoder, native_decoder
+from outrider.models.native import fastest_decoder, floats_kept, native_decoder
 from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.open import packed_weights, stored_decoder
-from outrider.models.quantised.rounded import rounded_decoder
+from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
 from outrider.models.speed import Speed, refuse
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ROUNDED_INPUTS = "w8a8"
-"""Weights of 8 bits, and activations rounded to 8 bits for every product, 32 at a time, as those of a Q8_0 file (CPU)."""
-FEW_BITS = {"int8": 8, "int4": 4, ROUNDED_INPUTS: 8}
-"""Weights rounded to so many bits: another model, whose own plain decoding is its reference. Activations are bfloat16, or 8
-bits for int4 on a CPU and for w8a8."""
-STORED = "stored"
-"""Quantised matrices as the file stores them, activations rounded to 8 bits for every product as llama.cpp does (CPU)."""
 
 
 def load_model(
@@ -53,14 +45,18 @@ def load_model(
     numerics: str = "auto",
     page_len: int = 0,
 ) -> Target:
-    """The model called ``name``. ``dtype`` None or "auto" picks the fastest type that is safe ("int8" and "int4" round the
-    weights and so change the model; "w8a8" rounds the inputs of every product too). Quantised matrices stay as they are where
-    the device has a product for them, and are dequantised with any other type. "stored" insists on it for a GGUF file or a
-    quantised folder on a CPU, where inputs are rounded to 8 bits. ``max_len`` opens a model whose rotary scaling depends on the
-    context (longrope, dynamic) for more than its original length; ``fast`` False takes the plain PyTorch decoder where a faster
-    twin exists; ``numerics`` "invariant" insists on scores that do not depend on what shares a pass (``models.gpu.NUMERICS``);
-    ``page_len`` keeps keys and values in pages of so many tokens, which rows can share (0: 64, but rows of their own in the
-    plain PyTorch decoder)."""
+    """The model called ``name``.
+
+    ``dtype`` None or "auto" picks the fastest safe type. "int8" and "int4" round the weights and so change the model;
+    "w8a8" also rounds the inputs of every product. Quantised matrices are kept if the device has a product for them, and
+    dequantised for any other type. "stored" requires that they are kept, for a GGUF file or a quantised folder on a CPU,
+    where inputs are rounded to 8 bits.
+
+    ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
+    length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires
+    scores that do not depend on what shares a pass (``models.gpu.NUMERICS``). ``page_len`` keeps keys and values in pages
+    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder).
+    """
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)
@@ -74,7 +70,7 @@ def load_model(
 def _load(source: Source, dtype: str | None, place: torch.device, *, max_len: int | None, speed: Speed) -> Target:
     if dtype == STORED:
         return _load_stored(local_path(source), place, max_len=max_len, speed=speed)
-    wanted = torch.bfloat16 if speed.bits < 16 else _dtype_named(dtype)
+    wanted = torch.bfloat16 if speed.bits < 16 else dtype_named(dtype)
     path = local_path(source)
     if path.suffix == ".gguf":
         return _load_gguf(path, wanted, place, max_len=max_len, speed=speed)
@@ -103,7 +99,7 @@ def _load(source: Source, dtype: str | None, place: torch.device, *, max_len: in
 
 
 def lean_config(path: Path) -> ModelConfig:
-    """The numbers of a folder or GGUF file that the lean decoder runs."""
+    """The config of a folder or GGUF file that the lean decoder runs."""
     if path.suffix == ".gguf":
         return _gguf_config(read_gguf(str(path)))
     config = config_of(read_config(path))
@@ -117,7 +113,7 @@ def lean_config(path: Path) -> ModelConfig:
 def lean_checkpoint(
     path: Path, *, dtype: str | None, device: torch.device, max_len: int | None
 ) -> tuple[ModelConfig, TensorSource, torch.dtype]:
-    """What the lean decoder needs to open a folder or a GGUF file: numbers, tensors and the type to hold them in."""
+    """The config, tensors and type with which the lean decoder opens a folder or a GGUF file."""
     config, is_gguf = lean_config(path), path.suffix == ".gguf"
     used = computing_dtype(dtype, "bfloat16" if is_gguf else config.dtype, device)
     if is_gguf:
@@ -130,7 +126,7 @@ def lean_checkpoint(
 def _recurrent(
     config: RecurrentConfig, path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: Speed
 ) -> RecurrentDecoder:
-    """A model with recurrent layers. There is one decoder for them; its scans may be native or kernels."""
+    """A model with recurrent layers. One decoder runs them all; its scans may be native or kernels."""
     refuse(speed)
     if speed.page_len:
         what = f"page_len = {speed.page_len} is not available for this model"
@@ -143,7 +139,8 @@ def _recurrent(
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device, *, max_len: int | None, speed: Speed) -> Target:
     file = read_gguf(str(path))
-    as_stored = dtype is None and device.type == "cpu" and speed.fast and is_quantised(file)
+    can_stay = dtype is None and device.type == "cpu" and speed.fast
+    as_stored = can_stay and is_fast_as_stored(file, floats=floats_kept())
     if as_stored and (decoder := _stored_decoder(file, max_len, speed)) is not None:
         return decoder
     dtype = dtype or auto_dtype("bfloat16", device)  # the file's own rounding is coarser
@@ -177,18 +174,20 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
 
 
 def _stored_decoder(file: GGUFFile, max_len: int | None, speed: Speed) -> LayeredTarget | None:
-    """Multiplies the matrices of the file as they are, with cache and residual stream in float32; None where the
-    native pass cannot run."""
+    """A decoder that multiplies the file's matrices as stored, with cache and residual stream in float32. None without
+    the native pass."""
     config = _gguf_config(file)
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
-    return native_decoder(config, replace(weights, file=file), page_len=speed.page_len)
+    decoder = native_decoder(config, replace(weights, file=file), page_len=speed.page_len)
+    file.forget(0, len(file.data))  # what lies between two matrices was read with each; rows of the embedding come back
+    return decoder
 
 
 def _kept(
     config: ModelConfig, folder: TensorSource, device: torch.device, *, max_len: int | None, speed: Speed
 ) -> LayeredTarget | None:
-    """A quantised folder whose matrices stay so; None where it is not, or where the device has no product for it."""
+    """A quantised folder whose matrices are kept; None if it is not quantised, or the device has no product for it."""
     config = config if max_len is None else replace(config, max_len=max_len)
     if device.type == "cpu":
         return stored_decoder(config, folder, page_len=speed.page_len) if speed.fast else None
@@ -238,17 +237,12 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredT
 def decoder_of(
     config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int
 ) -> LayeredTarget:
-    """The decoder that ``load_model`` would take for weights that are in memory already, with its options."""
+    """The decoder that ``load_model`` would choose, for weights in memory."""
     return _of_weights(config, weights, _speed(fast, numerics, dtype, page_len))
 
 
 def _speed(fast: bool, numerics: str, dtype: str | None, page_len: int) -> Speed:
     return Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len, dtype == ROUNDED_INPUTS)
-
-
-def computing_dtype(dtype: str | None, stored: str | None, device: torch.device) -> torch.dtype:
-    """The type that weights are held in under the option ``dtype``, where a checkpoint stores them as ``stored``."""
-    return torch.bfloat16 if dtype in FEW_BITS else _dtype_named(dtype) or auto_dtype(stored, device)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -266,7 +260,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def device_of(name: str | None) -> torch.device:
-    """A device by name; the first GPU, or else the CPU, when none is named."""
+    """A device by name. Default: the first GPU, or the CPU."""
     if name is None or name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -278,19 +272,3 @@ def device_of(name: str | None) -> torch.device:
     if device.type == "mps":
         check_mps()
     return device
-
-
-def _dtype_named(name: str | None) -> torch.dtype | None:
-    if name is None or name == "auto":
-        return None
-    if name not in DTYPES:
-        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, *FEW_BITS, STORED, 'auto'])}")
-    return DTYPES[name]
-
-
-def auto_dtype(stored: str | None, device: torch.device) -> torch.dtype:
-    """bfloat16 on a GPU; on a CPU for bfloat16 checkpoints where its instruction set is fast in it; float32 otherwise."""
-    if device.type == "cuda":
-        return torch.bfloat16
-    keeps = device.type == "cpu" and stored == "bfloat16" and torch.bfloat16 in auto_types()
-    return torch.bfloat16 if keeps else torch.float32

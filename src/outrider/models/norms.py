@@ -19,7 +19,7 @@ Norm = Callable[[Tensor], Tensor]
 
 
 def norm_of(config: ModelConfig, weight: Tensor | None, bias: Tensor | None = None) -> Norm:
-    """A norm of the residual stream; what enters, where there is none."""
+    """A norm of the residual stream, or the identity if there is none."""
     if weight is None:
         return _unchanged
     if config.norm_kind == "rms":
@@ -68,7 +68,7 @@ def _fused_rms_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
 
 
 class _RmsNormOfFewOps:
-    """On a CPU ``rms_norm`` is nine operations. Four do: x / hypot(|x|, sqrt(H eps)) is the norm but for sqrt(H)."""
+    """``rms_norm`` in four operations instead of nine, for a CPU: x / hypot(|x|, sqrt(H eps)) is the norm up to sqrt(H)."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[0]

@@ -26,7 +26,7 @@ from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, PackedSou
 GROUP = 128
 """Inputs that share a scale in 4 bits."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What the sixteen codes of e2m1 floats stand for."""
+"""The values of the sixteen e2m1 codes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,11 @@ class Packed:
     data: Tensor
     """[out, in] int8 or float8_e4m3fn, or [out, in / 2] uint8."""
     scales: Tensor
-    """[groups, out]: one group, or as many as there are 128 inputs; of a checkpoint any number."""
+    """[groups, out]: one group, or one per 128 inputs. Checkpoints may have any number."""
     zeros: Tensor | None = None
-    """[groups, out] bfloat16: the whole number that stands for 0; None where it is 0. Only in 4 bits."""
+    """[groups, out] bfloat16 zero points; None if they are 0. Only in 4 bits."""
     levels: Tensor | None = None
-    """[16] float32: what the codes of 4 bits stand for; None for whole numbers and e2m1 floats."""
+    """[16] float32 values of the 4-bit codes; None for integers and e2m1 floats."""
 
     @property
     def bits(self) -> int:
@@ -48,12 +48,12 @@ class Packed:
 
     @property
     def is_float(self) -> bool:
-        """The numbers are e4m3 floats."""
+        """Whether the numbers are e4m3 floats."""
         return self.data.dtype == torch.float8_e4m3fn
 
     @property
     def is_e2m1(self) -> bool:
-        """The numbers are e2m1 floats, whose scales are powers of two."""
+        """Whether the numbers are e2m1 floats, whose scales are powers of two."""
         return self.scales.dtype == torch.uint8
 
     @property
@@ -63,18 +63,18 @@ class Packed:
 
     @property
     def is_usual(self) -> bool:
-        """As ``pack`` makes it: the forms that every product knows."""
+        """Whether the form is one that ``pack`` makes, which every product supports."""
         groups = self.shape[1] // GROUP if self.bits == 4 else 1
         return self.is_whole and not self.is_float and self.zeros is None and len(self.scales) == groups
 
     @property
     def is_whole(self) -> bool:
-        """The codes of 4 bits are whole numbers, 8 more."""
+        """Whether the 4-bit codes are integers plus 8."""
         return self.levels is None and not self.is_e2m1
 
     @property
     def has_units(self) -> bool:
-        """Scales are those of whole outputs or of 128 inputs, the unit of the fastest products."""
+        """Whether scales belong to whole outputs or to 128 inputs, as the fastest products need."""
         return self.is_whole and ((self.bits == 8 and len(self.scales) == 1) or self.group_len == GROUP)
 
     @property
@@ -96,7 +96,7 @@ class Packed:
         return (numbers * self._spread(factors(self.scales))).to(dtype or self.scales.dtype)
 
     def integers(self) -> Tensor:
-        """[out, in] the rounded numbers, or places in a table less 8, without their scales and zeros."""
+        """[out, in] rounded numbers, or table indices minus 8, without scales and zeros."""
         if self.bits == 8:
             return self.data
         groups = self.data.unflatten(1, (-1, self.group_len // 2))
@@ -107,14 +107,14 @@ class Packed:
 
 
 def factors(scales: Tensor) -> Tensor:
-    """Scales as float32: powers of two are stored as 127 more than the exponent."""
+    """Scales as float32. Powers of two are stored as their exponent plus 127."""
     if scales.dtype != torch.uint8:
         return scales.float()
     return torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.to(torch.int32) - 127)
 
 
 def pack(weight: Tensor, bits: int) -> Packed:
-    """The matrix in so many bits, to the nearest."""
+    """The matrix rounded to this many bits."""
     assert bits == 8 or (bits == 4 and weight.shape[1] % GROUP == 0), "8 bits, or 4 where inputs come in groups of 128"
     num_outputs, depth = weight.shape
     groups = weight.float().view(num_outputs, 1 if bits == 8 else depth // GROUP, -1)
@@ -145,26 +145,27 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Matrices:
-    """A decoder's weights as it multiplies with them."""
+    """A decoder's weights in the form used for products."""
 
     embedding: Tensor
     layers: list[Layer]
-    norm: Tensor
+    norm: Tensor | None
     head: Matrix
     norm_bias: Tensor | None = None
 
     @property
     def bytes_read(self) -> int:
-        """What a pass reads: everything but the embedding, and every expert."""
+        """Bytes that a pass reads: everything but the embedding, with all experts."""
         rest = [vars(layer.rest) for layer in self.layers]
         small = [each[name] for each in rest for name in each.keys() - _LARGE if each[name] is not None]
         large = [matrix for layer in self.layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        return sum(tensor.nbytes for tensor in [*small, *large, self.norm, self.head])
+        last = [] if self.norm is None else [self.norm]
+        return sum(tensor.nbytes for tensor in [*small, *large, *last, self.head])
 
 
 def matrices_of(weights: Weights, bits: int) -> Matrices:
-    """16: the weights themselves. 8 or 4: rounded, layer by layer; a matrix whose inputs do not come in groups of 128 takes 8
-    bits instead of 4."""
+    """The weights themselves for 16 bits; for 8 or 4, rounded layer by layer. A matrix whose inputs are not a multiple of
+    128 takes 8 bits instead of 4."""
     shrink = partial(_shrunk, bits=bits, rows=weights.rows)
     layers = [_layer(layer, shrink) for layer in weights.layers]
     return Matrices(weights.embedding, layers, weights.norm, shrink(weights.head), weights.norm_bias)
@@ -180,7 +181,7 @@ def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
 
 
 def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> Layer:
-    """Holds the layer's own matrices no longer where it has packed ones."""
+    """A layer that drops its original matrices once they are packed."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
     none, found = weights.qkv.new_empty(0, 0), {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
     weights = replace(weights, **{name: none for name, matrix in found.items() if isinstance(matrix, Packed)})

@@ -19,12 +19,13 @@ from outrider.models.features import ModelConfig
 
 
 def can_pad(config: ModelConfig) -> bool:
-    """Norms over a head that take the mean off, or that share their eps with the residual stream, would see the zeros."""
+    """Whether heads can be padded. Norms over a head would see the zeros if they subtract the mean or share eps with the
+    stream."""
     return not config.qk_norm
 
 
 def with_wider_heads(config: ModelConfig, weights: Weights, head_dim: int) -> tuple[ModelConfig, Weights]:
-    """The same model with heads of ``head_dim``; itself where they are so wide already."""
+    """The same model with heads of ``head_dim``; unchanged if they are that wide already."""
     if config.head_dim == head_dim:
         return config, weights
     assert can_pad(config) and head_dim > config.head_dim and not (head_dim - config.head_dim) % 2
@@ -48,12 +49,12 @@ def _wider(config: ModelConfig, layer: LayerWeights, head_dim: int) -> LayerWeig
 
 
 def _halves(rows: Tensor, head_dim: int, wider: int) -> Tensor:
-    """Rows of rotated heads, each half of a head with zeros behind it."""
+    """Rows of rotated heads, with zeros after each half of a head."""
     return _end(rows, head_dim // 2, wider // 2)
 
 
 def _end(rows: Tensor, size: int, wider: int) -> Tensor:
-    """Rows in groups of ``size``, with zeros behind every group."""
+    """Rows in groups of ``size``, with zeros after every group."""
     groups = rows.unflatten(0, (-1, size))
     after = [0, 0] * (groups.dim() - 2) + [0, wider - size]
     return F.pad(groups, after).flatten(0, 1)

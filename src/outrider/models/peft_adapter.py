@@ -34,16 +34,16 @@ _UNKNOWN = ("alora_invocation_tokens", "layer_replication", "megatron_config", "
 @final
 @dataclass(frozen=True)
 class PeftConfig:
-    """What ``adapter_config.json`` says of the sums."""
+    """The parts of ``adapter_config.json`` that affect the merge."""
 
     rank: int
     alpha: float
     is_rank_stabilised: bool
     is_transposed: bool
-    """Matrices of the base are stored [in, out]."""
+    """Whether the base stores matrices as [in, out]."""
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
-    """Alphas of single modules, by the end of their name."""
+    """Alphas of single modules, by the end of their names."""
 
     def scale(self, module: str) -> float:
         """s of one module."""
@@ -52,13 +52,13 @@ class PeftConfig:
 
 
 def _of_module(named: Mapping[str, Any], module: str, default: Any) -> Any:
-    """PEFT's rule: a key is a pattern that the module's name ends with, after a dot or whole."""
+    """PEFT's rule: a key is a pattern that matches the module's name, or its end after a dot."""
     key = next((key for key in named if re.match(rf"(.*\.)?({key})$", module)), None)
     return default if key is None else named[key]
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """The settings of an adapter; what cannot be computed exactly is refused."""
+    """The settings of an adapter. Settings that cannot be computed exactly are refused."""
     path = folder / CONFIG_FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 @final
 class PeftAdapter:
-    """An adapter, read."""
+    """A loaded adapter."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / WEIGHT_FILE).is_file():
@@ -95,7 +95,7 @@ class PeftAdapter:
         return [f"{module}.weight" for module in self._modules] + list(self._whole)
 
     def apply(self, name: str, base: Tensor) -> Tensor:
-        """A tensor of the base with what the adapter learned."""
+        """A tensor of the base with the adapter merged."""
         if name in self._whole:
             return self._whole[name].to(base.dtype)
         module = name.removesuffix(".weight")
@@ -140,7 +140,7 @@ def _sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[st
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path) -> None:
-    """Write ``out``: the checkpoint of the folder ``base`` with the adapter in it, beside copies of its other files."""
+    """Write to ``out`` the checkpoint in ``base`` with the adapter merged, and copies of its other files."""
     if not (base / "config.json").is_file():
         raise ModelError(f"{base} is not a folder with config.json, so no adapter can be merged into it; fetch the checkpoint")
     found, source = PeftAdapter(adapter), SafetensorsFolder(base)

@@ -12,7 +12,7 @@ from outrider.core.tree import TokenTree
 
 
 def chunks_of(rows: Sequence[Sequence[int]], chunk_len: int, device: torch.device) -> Iterator[TokenTree]:
-    """Chains of at most ``chunk_len`` tokens; rows that have ended have size 0 and hold only padding."""
+    """Chains of at most ``chunk_len`` tokens. Finished rows have size 0 and hold only padding."""
     for begin in range(0, max(len(row) for row in rows), chunk_len):
         pieces = [list(row[begin : begin + chunk_len]) for row in rows]
         longest = max(len(piece) for piece in pieces)

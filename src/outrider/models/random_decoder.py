@@ -41,8 +41,8 @@ def tiny_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
 def tiny_decoder(
     config: ModelConfig | None = None, *, seed: int = 0, sharpness: float = 3.0, noise: float = 0.0, device: str = "cpu"
 ) -> Decoder:
-    """A decoder with random weights. ``noise`` mixes in a second set of weights: the more, the worse a draft it is for the
-    model without. ``sharpness`` scales the logits."""
+    """A decoder with random weights. ``noise`` mixes in other weights, so that it drafts worse for the model without.
+    ``sharpness`` scales the logits."""
     config = config or tiny_config()
     return Decoder(config, tiny_weights(config, seed=seed, sharpness=sharpness, noise=noise, device=device))
 

@@ -21,26 +21,33 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ModelError, OptionError
+from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
 from outrider.core.interfaces import Cache
 from outrider.core.layered_target import LayeredTarget
+from outrider.core.plan import Plan
 from outrider.core.resume import Resume
+from outrider.core.rng import Noise
 from outrider.core.scores import Scores
+from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
 from outrider.core.wrapped_target import WrappedTarget
 from outrider.models.checkpoint import write_checkpoint
+from outrider.models.native import NativeDecoder
 from outrider.models.weights import SafetensorsFolder, TensorSource
 
 _SIZE, _OFFSETS = "draft_vocab_size", "d2t"
 
 
 @final
-class ReducedDraft(WrappedTarget[LayeredTarget]):
-    """A decoder whose output matrix has the rows of some tokens, over the whole vocabulary."""
+class ReducedDraft(WrappedTarget[LayeredTarget], GuessingTarget):
+    """A decoder whose output matrix has rows for only some tokens of the vocabulary. On the native decoder it guesses whole
+    chains and trees in one call."""
 
     def __init__(self, inner: LayeredTarget, ids: Tensor, vocab_size: int) -> None:
         super().__init__(inner)
         self._ids, self.vocab_size = ids.to(inner.device), vocab_size
         self.traits = replace(self.traits, says_all=False)
+        self._guessing = inner.guessing(self._ids, vocab_size) if isinstance(inner, NativeDecoder) else None
 
     def new_cache(self, batch_size: int) -> Cache:
         return self.inner.new_cache(batch_size)
@@ -57,13 +64,27 @@ class ReducedDraft(WrappedTarget[LayeredTarget]):
     def logits(self, hidden: Tensor) -> Tensor:
         return self._spread(self.inner.logits(hidden))
 
+    def guess(
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, plan: Plan, tempering: Tempering, noise: Noise
+    ) -> Guesses | None:
+        if self._guessing is None:
+            return None
+        return self._guessing.guess(rows, cache, plan=plan, tempering=tempering, noise=noise)
+
+    def guess_tree(
+        self, rows: Sequence[Sequence[int]], cache: Cache, *, search: TreeSearch, plan: Plan, tempering: Tempering, noise: Noise
+    ) -> tuple[TokenTree, Tensor] | None:
+        if self._guessing is None:
+            return None
+        return self._guessing.guess_tree(rows, cache, search=search, plan=plan, tempering=tempering, noise=noise)
+
     def _spread(self, logits: Tensor) -> Tensor:
         full = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
         return full.index_copy_(-1, self._ids, logits)
 
 
 def spoken_ids(raw: Mapping[str, Any], source: TensorSource) -> Tensor | None:
-    """[Vd] the only tokens that the model in a folder can say, ascending; None for all of them."""
+    """[Vd] the only tokens that a folder's model can produce, ascending; None for all."""
     count, vocab_size = int(raw.get(_SIZE) or 0), int(raw.get("vocab_size") or 0)
     if not count or count == vocab_size:
         return None
@@ -76,7 +97,7 @@ def spoken_ids(raw: Mapping[str, Any], source: TensorSource) -> Tensor | None:
 
 
 def trim_model(folder: Path, raw: Mapping[str, Any], ids: Tensor, out: Path, notes: Mapping[str, Any]) -> None:
-    """Write the model in ``folder`` so that it says only the tokens ``ids``, ascending. Its other tensors stay as they are."""
+    """Write the model in ``folder`` restricted to the output tokens ``ids``, ascending. Other tensors are unchanged."""
     if raw.get(_SIZE):
         raise OptionError(f"{folder} has a reduced vocabulary already; trim the model that it was made from")
     source = SafetensorsFolder(folder)

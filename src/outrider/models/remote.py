@@ -24,8 +24,8 @@ from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
 from outrider.core.interfaces import Cache, Plan
 from outrider.core.rng import Noise
 from outrider.core.scores import Scores
+from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Tempering
 from outrider.models.companion import Companion
 
 _WORKER = "outrider.models.remote_worker"
@@ -83,7 +83,7 @@ class RemoteModel(GuessingTarget):
         return self._guessed("guess_tree", cache, ([list(row) for row in rows], _sizes(plan), law, search))
 
     def note(self, verb: str, *arguments: Any) -> None:
-        """Told with the next call that has an answer."""
+        """Queue a message, sent with the next call that has an answer."""
         self._notes.append((verb, arguments))
 
     def derived(self, lengths: list[int], verb: str, *arguments: Any) -> RemoteCache:
@@ -120,7 +120,7 @@ class RemoteModel(GuessingTarget):
 
 @final
 class RemoteCache(Cache):
-    """A cache over there, by number; its lengths are known here."""
+    """A cache in the other process, by number. Its lengths are known here."""
 
     def __init__(self, model: RemoteModel, number: int, lengths: list[int]) -> None:
         self._model, self.number, self.lengths = model, number, list(lengths)
@@ -154,10 +154,10 @@ def _held(cache: Cache) -> RemoteCache:
 
 
 def _plain(tree: TokenTree) -> TokenTree:
-    """Without what was worked out of it: messages are short."""
+    """The tree without its cached properties, to keep messages short."""
     return TokenTree(tree.tokens.cpu().contiguous(), tree.parents.cpu().contiguous(), tree.sizes, tree.is_chain)
 
 
 def _sizes(plan: Plan) -> Plan:
-    """A plan without what cannot be sent."""
+    """A plan without the parts that cannot be sent."""
     return Plan(plan.max_depth, plan.max_nodes, None, plan.doubt)

@@ -16,17 +16,17 @@ from outrider.core.errors import OutriderError
 from outrider.core.guessing_target import GuessingTarget, TreeSearch, guess_by_steps
 from outrider.core.interfaces import Cache, Plan, Target
 from outrider.core.rng import Noise
+from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Tempering
 from outrider.models.companion import answering, read_message, write_message
 from outrider.models.load import load_model
 
 Law = tuple[Tempering, Tensor, Tensor]
-"""How guesses are drawn: temperatures and cuts, seeds, output positions."""
+"""How guesses are drawn: temperatures and truncations, seeds, output positions."""
 
 
 @final
-class Worker:
+class RemoteWorker:
     """A model and its caches, by number."""
 
     def __init__(self, model: Target) -> None:
@@ -76,11 +76,10 @@ class Worker:
 
     def guess(self, number: int, rows: Sequence[Sequence[int]], plan: Plan, law: Law) -> tuple[Any, list[int]]:
         model, cache, tempering, noise = self._model, self._caches[number], law[0], self._noise(law)
+        found = None
         if isinstance(model, GuessingTarget):
             found = model.guess(rows, cache, plan=plan, tempering=tempering, noise=noise)
-        elif tempering.cuts is not None or plan.doubt is not None:
-            found = None
-        else:
+        if found is None and tempering.is_plain and plan.doubt is None:
             told = {"temperatures": tempering.temperatures, "noise": noise, "vocab_size": model.vocab_size}
             found = guess_by_steps(model, rows, cache, depths=plan.max_depth, **told)
         return found, list(cache.lengths)
@@ -103,7 +102,7 @@ def main() -> None:
     answers = answering()
     name, options = read_message(sys.stdin.buffer)
     try:
-        worker = Worker(load_model(name, **options))
+        worker = RemoteWorker(load_model(name, **options))
     except OutriderError as error:  # the user's to mend, so it is told and not died of
         write_message(answers, ("refused", str(error)))
         return
@@ -112,7 +111,7 @@ def main() -> None:
         while (message := read_message(sys.stdin.buffer)) is not None:
             found = None
             for verb, arguments in message:
-                found = vars(Worker)[verb](worker, *arguments)
+                found = vars(RemoteWorker)[verb](worker, *arguments)
             write_message(answers, ("done", found))
 
 

@@ -34,7 +34,7 @@ class Rope:
     kind: str
     theta: float
     dim: int
-    """Rotated dimensions of a head; the rest keeps its place."""
+    """Number of rotated dimensions of a head; the rest is unchanged."""
     trained_len: int
     """The context the checkpoint declares."""
     original_len: int
@@ -53,7 +53,7 @@ class Rope:
 
     @property
     def natural_len(self) -> int:
-        """Context to open the model for when nobody says otherwise."""
+        """The default context of the model."""
         if self.kind == "longrope":
             return min(self.trained_len, self.original_len)  # the regime of the short factors, as in transformers
         if self.kind == "yarn":
@@ -120,7 +120,7 @@ def _yarn_attention(rope: Rope) -> float:
 
 
 def score_factor(rope: Rope) -> float:
-    """What scores of latent attention are multiplied by: yarn sharpens them over all dimensions, not the rotated alone."""
+    """Factor of latent attention's scores: yarn scales all dimensions, not only the rotated ones."""
     return _yarn_size(rope, rope.mscale_all_dim) ** 2 if rope.kind != "default" and rope.mscale_all_dim else 1.0
 
 
@@ -131,10 +131,11 @@ def _longrope_attention(rope: Rope) -> float:
 
 
 def head_order(dim: int, head_dim: int, *, interleaved: bool = False) -> Tensor | None:
-    """Where each dimension of a rotated head comes from, so that partners stand half a head apart; None if they do.
+    """The source of each dimension of a rotated head, so that partners are half a head apart; None if they already are.
 
-    A file rotates the first ``dim`` dimensions with partners ``dim / 2`` apart, or neighbours (``interleaved``). Queries and
-    keys reordered alike keep their products, so partial rotation needs no slicing: what is not rotated gets the angle 0.
+    A file rotates the first ``dim`` dimensions with partners ``dim / 2`` apart, or neighbours (``interleaved``). Queries
+    and keys that are reordered alike keep their products. Partial rotation then needs no slicing: other dimensions get
+    the angle 0.
     """
     if dim == head_dim and not interleaved:
         return None
@@ -146,7 +147,7 @@ def head_order(dim: int, head_dim: int, *, interleaved: bool = False) -> Tensor 
 
 
 class RotaryTable:
-    """Cosines and signed sines of every position, [S, D], longer whenever a longer context asks for it.
+    """Cosines and signed sines of every position, [S, D]. It grows with the context.
 
     ``x * cos + roll(x, D / 2) * sin`` is the rotation: the sines of the first half carry the minus sign.
     """
@@ -161,7 +162,7 @@ class RotaryTable:
         device: torch.device,
         first_len: int = 4096,
     ) -> None:
-        """``first_len``: positions to begin with, if the context has so many."""
+        """``first_len``: initial number of positions, if the context has so many."""
         frequencies, self._attention = inverse_frequencies(rope, context_len)
         free = torch.zeros((head_dim - rope.dim) // 2)
         self._frequencies = torch.cat((frequencies, free))
@@ -176,8 +177,8 @@ class RotaryTable:
             self.cos, self.sin = self._rows(max(length, 2 * self.cos.shape[0]))
 
     def placed(self, positions: Sequence[int] | Tensor) -> RotaryTable:
-        """The table of rows whose first tokens have these positions, which may leave some out and may be below 0. A tensor
-        [S, D / 2] gives every pair of dimensions a position of its own."""
+        """The table for rows whose first tokens have these positions, which may have gaps and be negative. A tensor [S, D
+        / 2] gives every pair of dimensions its own position."""
         table = copy(self)
         first = torch.as_tensor(positions, dtype=torch.float32, device="cpu")
         first = first[:, None] if first.dim() == 1 else first

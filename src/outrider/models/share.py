@@ -28,7 +28,7 @@ class Share:
     size: int
 
     def span(self, total: int) -> tuple[int, int]:
-        """Which of ``total`` rows or columns are its own: begin and end."""
+        """The range of ``total`` rows or columns that this rank holds."""
         return total * self.rank // self.size, total * (self.rank + 1) // self.size
 
     def check(self, config: ModelConfig) -> None:
@@ -46,7 +46,7 @@ class Share:
             )
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """The share as a model of its own: fewer heads, a narrower MLP, part of the vocabulary."""
+        """The share as a model config: fewer heads, a narrower MLP, part of the vocabulary."""
         heads, kv_heads = config.num_heads // self.size, config.num_kv_heads // self.size
         sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "mlp_size": self._count(config.mlp_size)}
         experts = config.experts and replace(config.experts, size=self._count(config.experts.size))
@@ -56,7 +56,7 @@ class Share:
         return range(num_layers)
 
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
-        """Its part of a layer of the model that ``config`` describes."""
+        """This rank's part of a layer of the model with ``config``."""
         q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         qkv, pair = (q_rows, kv_rows, kv_rows), (config.mlp_size,) * (2 if config.gated else 1)
         inner = 0 if whole.router is None else 1  # experts stand in the first dimension
@@ -78,7 +78,7 @@ class Share:
         )
 
     def rows(self, matrix: Tensor) -> Tensor:
-        """Its rows of a matrix, in memory of their own."""
+        """This rank's rows of a matrix, copied."""
         return self._part(matrix, 0)
 
     @overload
@@ -86,7 +86,7 @@ class Share:
     @overload
     def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0) -> Tensor | None: ...
     def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0) -> Tensor | None:
-        """Its rows of each of several matrices that stand one below the other."""
+        """This rank's rows of several stacked matrices."""
         if stacked is None:
             return None
         return torch.cat([self._part(part, dim) for part in stacked.split(list(sizes), dim)], dim)
@@ -96,7 +96,7 @@ class Share:
         return tensor.narrow(dim, begin, end - begin).clone()
 
     def _of_heads(self, norm: Tensor | None, config: ModelConfig) -> Tensor | None:
-        """The norm of its heads, where each has one of its own."""
+        """The norms of this rank's heads, if each head has one."""
         if norm is None or config.qk_norm_span == "head":
             return norm
         return self._part(norm.view(-1, config.head_dim), 0).flatten()

@@ -21,7 +21,7 @@ class Source:
 
 
 def local_path(source: str | Source) -> Path:
-    """A folder or GGUF file on this machine; a hub name is fetched, or found in the cache when there is no network."""
+    """A local folder or GGUF file. A hub name is downloaded, or found in the cache without a network."""
     name, revision = (source, None) if isinstance(source, str) else (source.name, source.revision)
     path = Path(name).expanduser()
     if revision is not None and path.exists():

@@ -32,16 +32,16 @@ from outrider.core.wrapped_target import WrappedTarget
 
 @dataclass(frozen=True)
 class _Hole:
-    """What a row left out of its prompt."""
+    """The part of its prompt that a row left out."""
 
     num_missing: int = 0
     end: int = 0
-    """Tokens of the prompt: a row cannot be cut before it."""
+    """Length of the prompt. A row cannot be truncated before it."""
 
 
 @final
 class SparseCache(Cache):
-    """A cache of the model that counts the tokens left out among the committed ones."""
+    """A cache that counts the left-out tokens among the committed ones."""
 
     def __init__(self, inner: Cache, holes: Sequence[_Hole]) -> None:
         self.inner, self.holes = inner, list(holes)
@@ -82,7 +82,7 @@ class SparsePrompts(WrappedTarget[PlacingTarget]):
     """LOSSY: a model that reads some tokens of every prompt and leaves the others out."""
 
     def __init__(self, inner: Target, choose_kept: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        """``choose_kept`` gives the positions of a prompt that are read, in order: ``ImportantTokens``, or any other way."""
+        """``choose_kept`` returns the positions of a prompt to read, in order, such as ``ImportantTokens``."""
         super().__init__(_placing(inner))
         self.choose_kept = choose_kept
         self.traits = replace(self.traits, reads_whole=True, why_together=" (it reads a part of the prompt)")
@@ -91,8 +91,8 @@ class SparsePrompts(WrappedTarget[PlacingTarget]):
         return SparseCache(self.inner.new_cache(batch_size), [_Hole()] * batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
-        """The first tokens of a row are its prompt, and are thinned; later ones are read in full. A token left out has the
-        tapped states of the last one before it that was read."""
+        """Read the first tokens of a row, its prompt, in part, and later ones in full. A left-out token has the tapped
+        states of the last read token before it."""
         sparse = _sparse(cache)
         begins = [bool(row) and length == 0 for row, length in zip(rows, sparse.lengths, strict=True)]
         rest = [[] if begins_here else row for row, begins_here in zip(rows, begins, strict=True)]
@@ -105,7 +105,7 @@ class SparsePrompts(WrappedTarget[PlacingTarget]):
         return found
 
     def _read(self, prompt: Sequence[int], taps: Sequence[int]) -> tuple[SparseCache, dict[int, Tensor]]:
-        """A row of its own that holds what is kept of a prompt, and tapped states [len, H] for all of it."""
+        """A new row with the kept tokens of a prompt, and tapped states [len, H] for all of it."""
         kept, cache = self.choose_kept(prompt), self.inner.new_cache(1)
         num_missing = len(prompt) - len(kept)
         reading = self.inner.placed([position - num_missing for position in kept]) if num_missing else self.inner

@@ -16,12 +16,12 @@ class Speed:
     bits: int
     page_len: int
     rounds_inputs: bool = False
-    """Inputs are rounded to 8 bits too, for products of whole numbers (``dtype="w8a8"``)."""
+    """Whether inputs are rounded to 8 bits too, for integer products (``dtype="w8a8"``)."""
 
 
 def refuse(speed: Speed) -> None:
-    """Weights of few bits and invariant numerics are those of the GPU's fast decoder and of the CPU's native pass. A CPU has
-    8 bits without it, too."""
+    """Refuse what the plain decoder lacks: few-bit weights and invariant numerics belong to the GPU's fast decoder and
+    the CPU's native pass. A CPU has 8 bits without it, too."""
     if speed.numerics == "invariant":
         raise OptionError(
             "numerics = 'invariant' is not available for this model here: `outrider info MODEL` says under \"same bits\" where "

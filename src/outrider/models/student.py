@@ -15,7 +15,7 @@ from outrider.models.heads.head import PackedTexts
 
 
 class Student(nn.Module, ABC):
-    """A module that answers for the token after every place."""
+    """A module that predicts the token after every position."""
 
     taps: tuple[int, ...] = ()
     """Target layers it reads."""
@@ -26,7 +26,7 @@ class Student(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """[..., V] of its states."""
+        """[..., V] logits of its states."""
 
     @abstractmethod
     def save(self, folder: Path, notes: dict[str, Any]) -> None:

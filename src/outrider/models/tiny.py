@@ -27,7 +27,7 @@ __all__ = ["ContextModel", "NgramModel", "TableModel", "TokenCache", "tiny_confi
 
 @final
 class TokenCache(Cache):
-    """Remembers the tokens themselves."""
+    """A cache of tokens."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self.rows = [list(row) for row in rows]
@@ -57,7 +57,7 @@ class TokenCache(Cache):
 
 
 class ContextModel(Target):
-    """A model that is a function of the tokens before. It has no layers: its only tap, 0, is the token as a one-hot vector."""
+    """A model that is a function of the tokens before. It has no layers; its only tap, 0, is the token as a one-hot vector."""
 
     def __init__(self, vocab_size: int, max_len: int) -> None:
         self.vocab_size, self.max_len, self.num_layers = vocab_size, max_len, 0
@@ -86,7 +86,7 @@ class ContextModel(Target):
         return Scores(logits, {tap: self._one_hot(tree.tokens[:, start:]) for tap in taps})
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits from one-hot tokens alone: what would follow if the token were all the context."""
+        """Logits from one-hot tokens alone, as if the token were the whole context."""
         tokens = hidden.argmax(-1)
         laws = [self.law([token]).log() for token in tokens.flatten().tolist()]
         return torch.stack(laws).view(*tokens.shape, self.vocab_size)
@@ -102,11 +102,11 @@ class ContextModel(Target):
 
 @final
 class TableModel(ContextModel):
-    """The law it is given: a table over the last k tokens, or any function of the whole context."""
+    """A model with a given law: a table over the last k tokens, or any function of the whole context."""
 
     def __init__(self, law: Tensor | Callable[[Sequence[int]], Tensor | Sequence[float]], *, max_len: int = 1 << 20) -> None:
-        """A table has k + 1 dimensions of size V, the next token last; what would stand before the first token counts as token
-        0. A function gets all tokens before and returns V probabilities."""
+        """A table has k + 1 dimensions of size V, the next token last. Positions before the first token count as token 0.
+        A function gets all tokens before and returns V probabilities."""
         self._law = law
         self._num_seen = law.dim() - 1 if isinstance(law, Tensor) else 0
         super().__init__(law.shape[-1] if isinstance(law, Tensor) else len(law([0])), max_len)

@@ -19,7 +19,7 @@ def open_weights(path: Path) -> safe_open:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights, all of them there."""
+    """The files of a folder's weights; refused if one is missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:

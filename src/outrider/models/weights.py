@@ -60,7 +60,7 @@ class TensorSource(ABC):
 
 
 class TensorDict(TensorSource):
-    """Tensors in memory, forgotten once read so that none is held twice."""
+    """Tensors in memory, dropped once read so that none is held twice."""
 
     def __init__(self, tensors: Mapping[str, Tensor], origin: str = "tensors") -> None:
         self.origin = origin
@@ -93,7 +93,7 @@ class SafetensorsFolder(TensorSource):
         return sum(map(self.size, self._where))
 
     def size(self, name: str) -> int:
-        """Numbers in a tensor, from the header of its file."""
+        """Number of elements of a tensor, from its file's header."""
         return math.prod(self._where[name].get_slice(name).get_shape())
 
     @property
@@ -111,12 +111,12 @@ class SafetensorsFolder(TensorSource):
 def read_weights(
     source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, share: Division | None = None
 ) -> Weights:
-    """All weights of a checkpoint, fused and converted; with a ``share`` its part of them, one layer at a time."""
+    """All weights of a checkpoint, fused and converted. With a ``share``, only its part, one layer at a time."""
     return _WeightReader(source, config, dtype=dtype, device=device).weights(share)
 
 
 def read_final_norm(source: TensorSource, config: ModelConfig) -> Tensor:
-    """[H] weight of the norm behind the last layer, float32."""
+    """[H] float32 weight of the final norm."""
     return _WeightReader(source, config, dtype=torch.float32, device=torch.device("cpu")).final_norm()
 
 
@@ -144,7 +144,7 @@ class _WeightReader:
         return self._norm("norm", self._config.hidden_size)
 
     def _find_prefix(self) -> str:
-        """What stands before ``embed_tokens``: "model." as a rule, longer in multimodal checkpoints, nothing in bare ones."""
+        """The prefix of ``embed_tokens``: usually "model.", longer in multimodal checkpoints, empty in bare ones."""
         ending = self._name("embed_tokens.weight")
         found = [name.removesuffix(ending) for name in self._source.names if name.endswith(ending)]
         return min(found, key=len) if found else "model."
@@ -199,7 +199,7 @@ class _WeightReader:
         }
 
     def _three(self, at: str, kind: str, sizes: list[int], *shape: int) -> list[Tensor]:
-        """Queries, keys and values: three tensors, one above the other, or (GPT-NeoX) head by head."""
+        """Queries, keys and values: three tensors, one stacked tensor, or (GPT-NeoX) head by head."""
         fused = f"{at}qkv_proj.{kind}"
         if self._prefix + self._name(fused) not in self._source.names:
             return [self._read(f"{at}{letter}_proj.{kind}", rows, *shape) for letter, rows in zip("qkv", sizes, strict=True)]
@@ -293,5 +293,5 @@ class _WeightReader:
         return named_in(self._config.family, name)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device, in the type; the table of a stored matrix (``gguf/stored.py``) stays one."""
+        """The tensor on the device, converted. The row table of a stored matrix (``gguf/stored.py``) is unchanged."""
         return tensor.to(self._device, STORED_ROWS if tensor.dtype == STORED_ROWS else self._dtype)

@@ -2,8 +2,9 @@
 
 Four parts. ``cost_model.py`` knows what a round of each length costs: prices measured at load, corrected by rounds.
 ``belief.py`` knows how likely guesses are to survive, per request, with all requests as the prior. ``chooser.py`` ranks the
-nodes of all requests and takes the prefix with the best expected speed. ``ledger.py`` bounds what may be lost against plain
-decoding. This file plays rounds with them. It learns from rounds, and decides again when they have paid for that time.
+nodes of all requests and takes the prefix with the best expected speed. ``loss_budget.py`` bounds what may be lost against
+plain decoding. This file plays rounds with them. Rounds pay a small share of their time for thinking. When the last thought
+is paid for, all rounds since then are learnt from at once and the next plan is made; until then the plan stays.
 
 Where prices are not known, the first rounds measure them (``calibration``). Where drafting does not pay, a guess is asked for
 now and then (``probe``). The idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's
@@ -16,32 +17,22 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import NamedTuple, final
+from operator import itemgetter
+from typing import final
 
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.core.prices import PriceSource
 from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.reason import Reason, ReasonCode
-from outrider.policies.belief import Account, place_of, planned_of
-from outrider.policies.chooser import Outlook, look_ahead
+from outrider.policies.belief import Account, Usual
+from outrider.policies.chooser import RoundForecast, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
-from outrider.policies.ledger import Ledger
-from outrider.policies.lengths import captured_lengths, depths_of, plan_of
-from outrider.policies.rates import PositionRates, reach_of
+from outrider.policies.lengths import captured_lengths, nearest_spread, nodes_of, spreads_of
+from outrider.policies.loss_budget import LossBudget
+from outrider.policies.rates import Outcome, PositionRates, reach_of
+from outrider.policies.rounds import SeenRound
 from outrider.policies.tuning import TUNING, AdaptiveOptions
-
-
-class Decision(NamedTuple):
-    """What is drafted until the next decision, for every row, and for the longest."""
-
-    outlook: Outlook
-    lengths: tuple[int, ...]
-    best: int
-    made: float
-    """Seconds of rounds before it."""
-    plan: Plan | None = None
 
 
 @dataclass
@@ -50,26 +41,29 @@ class _State(RowState):
     policy: Adaptive = field(repr=False)
     is_behind: bool = True
     """The drafter has something to read when it is asked."""
-    decisions: dict[tuple[int, bool], Decision] = field(default_factory=dict, repr=False)
-    """By what rounds read of prompts: rounds of several kinds take turns, and each has a decision."""
-    seconds: float = field(default=0.0, repr=False)
-    """Time spent on rounds."""
+    plans: dict[tuple[int, bool], Plan] = field(default_factory=dict, repr=False)
+    """By what rounds read of prompts: rounds of several kinds take turns, and each has a plan."""
     is_probe: bool = False
     prompts: Prompts = NO_PROMPTS
 
     def fork(self, rows: Sequence[int]) -> _State:
+        self.policy.learn()
         return self._of([replace(self.rows[row]) for row in rows], self.is_behind)
 
     def join(self, other: _State) -> _State:
+        self.policy.learn()
         return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
     def _of(self, rows: list[Account], is_behind: bool) -> _State:
-        """Other rows. A decision for all alike stays while the batch is about as large: where requests come and go every few
+        """Other rows. A plan stays, for all alike, while the batch is about as large: where requests come and go every few
         rounds, another one each time would cost more than it could gain."""
-        moved, count = _State(rows, self.policy, is_behind, seconds=self.seconds), len(rows)
-        if not self.is_probe and 3 * len(self.rows) <= 4 * count <= 5 * len(self.rows):
-            for kind, one in self.decisions.items():
-                moved.decisions[kind] = one._replace(lengths=(one.best,) * count, plan=None)
+        moved, count = _State(rows, self.policy, is_behind), len(rows)
+        if 3 * len(self.rows) <= 4 * count <= 5 * len(self.rows):
+            for kind, plan in self.plans.items():
+                doubt = plan.doubt and replace(plan.doubt, trust=plan.doubt.trust[:1] * count)
+                moved.plans[kind] = Plan(
+                    (max(plan.max_depth),) * count, (max(plan.max_nodes),) * count, None, doubt, plan.reason
+                )
         return moved
 
 
@@ -79,12 +73,13 @@ class Adaptive(Policy):
 
     def __init__(self, options: AdaptiveOptions | None = None) -> None:
         self.options = options or AdaptiveOptions()
-        self.costs, self.ledger = CostModel(), Ledger(self.options.loss_share, self.options.probe_share)
+        self.costs, self.budget = CostModel(), LossBudget(self.options.loss_share, self.options.probe_share)
         self.num_rounds = self.num_probes = 0
-        self._padded, self._thinking = True, 0.0
+        self._padded, self._unpaid = True, 0.0
+        """Whether passes pad, and seconds of thinking that rounds have not paid for yet."""
         self._num_read = self._num_emitted = 0.0
         """Tokens of prompts that were read inside rounds, and tokens of answers; old ones fade."""
-        self._nodes = [self._nodes_of(length) for length in range(self.options.num_draft_tokens + 1)]
+        self._spreads = spreads_of(self.options.num_draft_tokens, self.options.num_tree_nodes)
         self._source: PriceSource | None = None
         self.forget(None)
 
@@ -93,9 +88,10 @@ class Adaptive(Policy):
 
     def forget(self, state: _State | None) -> None:
         """Costs stay, since they belong to the machine. What was learnt of guesses goes, and so do losses."""
-        self.accepted, self.found = PositionRates(TUNING.memory), PositionRates(TUNING.memory)
-        self.trust = Account(TUNING.memory)
-        self.ledger.forget()
+        self.usual = Usual(self._spreads, [self.options.prior_acceptance] * self.options.num_draft_tokens)
+        self.found, self.trust = PositionRates(TUNING.memory), Account(TUNING.memory)
+        self._rounds: list[tuple[_State, SeenRound]] = []
+        self.budget.forget()
         if state is not None:
             vars(state).update(vars(_State(self._new_rows(len(state.rows)), self)))
 
@@ -108,67 +104,88 @@ class Adaptive(Policy):
         return _State(self._new_rows(num_rows), self)
 
     def captured_shape(self) -> CapturedShape:
+        """The widest trees. Rounds are captured for them alone, so from now on no others are planned."""
+        self._spreads = self._spreads[-1:]
+        self.forget(None)
         return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def _nodes_of(self, length: int) -> int:
-        return plan_of([length], self.options.num_draft_tokens, self.options.num_tree_nodes).max_nodes[0]
+        return nodes_of(length, self._spreads[-1])
 
     def carry(self, state: _State, prompts: Prompts) -> None:
         state.prompts = prompts
 
     def plan(self, state: _State, num_rows: int) -> Plan:
-        assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
-        costs, kind = self.costs.of(num_rows, state.prompts.num_places), state.prompts[1:]
-        if costs.trial is not None:
-            length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
-            return self._plan([length] * num_rows, Reason(ReasonCode.CALIBRATION, {"length": length}))
-        decision = state.decisions.get(kind)
-        if decision is None or self._is_due(state, decision):
-            decision = self._decide(state, costs)
-        elif decision.plan is not None:
-            return decision.plan
-        state.is_probe = not (decision.best or state.is_probe) and decision.outlook.risk(1) <= self.ledger.probing
-        self.num_probes += state.is_probe
-        reason = decision.outlook.reason(decision.best, self.ledger.drafting)
-        reason = Reason(ReasonCode.PROBE, {"length": 1, "best": 0}) if state.is_probe else reason
-        lengths = [1] * num_rows if state.is_probe else decision.lengths
-        plan = self._plan(lengths, reason, self._doubt(decision.outlook, num_rows) if any(lengths) else None)
-        state.decisions[kind] = decision._replace(plan=plan)
+        plan, is_paid = state.plans.get(state.prompts[1:]), self._unpaid <= 0 or len(self._rounds) >= self.options.horizon
+        if plan is None or is_paid:
+            assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
+            began = time.thread_time()
+            self.learn()
+            plan = self._think(state)
+            self._unpaid = max(self._unpaid, 0.0) + time.thread_time() - began
         return plan
 
-    def _is_due(self, state: _State, decision: Decision) -> bool:
-        """A probe has brought news, or rounds have paid for a decision; the first ones pay more."""
-        share = TUNING.thinking * (4 if self.num_rounds < 64 else 1) / len(state.decisions)
-        return state.is_probe or (state.seconds - decision.made) * share >= self._thinking
+    def update(self, state: _State, observation: Observation) -> None:
+        """Note the round. The first rounds pay more for thinking."""
+        self.num_rounds += 1
+        self._rounds.append((state, SeenRound.of(observation)))
+        share = TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1)
+        self._unpaid -= share * observation.seconds
 
-    def _plan(self, lengths: Sequence[int], reason: Reason, doubt: Doubt | None = None) -> Plan:
-        return plan_of(lengths, self.options.num_draft_tokens, self.options.num_tree_nodes, doubt=doubt, reason=reason)
+    def _think(self, state: _State) -> Plan:
+        """The next plan. It stays, unless the round is to tell something."""
+        kind, costs = state.prompts[1:], self._costs(state)
+        state.plans.pop(kind, None)
+        if costs.trial is not None:
+            length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
+            reason = Reason(ReasonCode.CALIBRATION, {"length": length})
+            return _plan([length] * len(state.rows), self._spreads[0], reason)
+        plan = self._best(state, costs)
+        if not state.is_probe:
+            state.plans[kind] = plan
+        return plan
 
-    def _doubt(self, outlook: Outlook, num_rows: int) -> Doubt:
-        """Where drafts end that are not going well."""
-        trust, further = self.trust.trust(1.0), self.trust.rate(self.options.prior_acceptance)
-        return outlook.doubt((trust,) * num_rows, further=further, padded=self._padded)
+    def _costs(self, state: _State) -> BatchCosts:
+        """What rounds cost now. Prices that rounds contradict are measured again at the next start; until then rounds correct
+        them, place by place."""
+        costs = self.costs.of(len(state.rows), state.prompts.num_places)
+        if self._source is not None and (costs.rest.contradicts or costs.draft.contradicts):
+            self._source.doubt()
+            self._source = None
+        return costs
 
-    def _decide(self, state: _State, costs: BatchCosts) -> Decision:
-        began, longest = time.thread_time(), self.options.num_draft_tokens
-        usual, ends_itself = self._usual(longest), self.trust.expected > 0
-        found = reach_of(self.found.inherited([1.0] * longest)) if self.found.means else [1.0] * longest
+    def _best(self, state: _State, costs: BatchCosts) -> Plan:
+        """The fastest draft, or a probe where there is none. Probes are never two in a row."""
+        prior, count, ends_itself = self.options.prior_acceptance, len(state.rows), self.trust.expected > 0
+        self.usual.refresh()
+        choices = list[tuple[float, int, float, RoundForecast]]()
+        for spread in self._spreads:
+            places = [nodes_of(length, spread) for length in range(self.options.num_draft_tokens + 1)]
+            forecast = self._forecast(state, costs, spread, places)
+            choices.append(
+                (*forecast.best(self.budget.drafting, costs.rest.optimism(places), ends_itself=ends_itself), spread, forecast)
+            )
+        _, best, spread, forecast = max(choices, key=itemgetter(0))
+        lengths, reason = forecast.shares.get(best, (best,) * count), forecast.reason(best, self.budget.drafting)
+        state.is_probe = not (best or state.is_probe) and forecast.risk(1) <= self.budget.probing
+        if state.is_probe:
+            self.num_probes += 1
+            lengths, reason = (1,) * count, Reason(ReasonCode.PROBE, {"length": 1, "best": 0})
+        ends = {"longest": max(lengths), "further": self.trust.rate(prior), "padded": self._padded}
+        doubt = forecast.doubt(self.trust.trust(1.0), count, **ends) if any(lengths) else None
+        return _plan(lengths, spread, reason, doubt)
+
+    def _forecast(self, state: _State, costs: BatchCosts, spread: float, places: Sequence[int]) -> RoundForecast:
+        """What drafts with so many guesses to a level promise."""
+        usual = self.usual.by_spread[spread]
+        ones = [1.0] * len(usual)
+        found = reach_of(self.found.inherited(ones)) if self.found.means else ones
         survival = [row.survival(usual) for row in state.rows]
-        parts = costs.draft.table(range(longest + 1)), costs.rest.table(self._nodes)
-        outlook = look_ahead(survival, found, *parts, padded=self._padded, most=self._most(state.prompts))
-        if len(state.rows) > 1 and not (self._padded or ends_itself or self.options.num_tree_nodes):
-            outlook = outlook.ranked(survival, found)
-        optimism = [costs.rest.optimism(nodes) for nodes in self._nodes]
-        best = outlook.best(self.ledger.drafting, optimism, ends_itself=ends_itself)
-        lengths = outlook.shares.get(best, (best,) * len(state.rows))
-        decision = state.decisions[state.prompts[1:]] = Decision(outlook, lengths, max(lengths), state.seconds)
-        if costs.rest.contradicts or costs.draft.contradicts:
-            if self._source is not None:
-                self._source.doubt()
-            self._source, self.costs = None, CostModel()
-        seconds = time.thread_time() - began
-        self._thinking += (seconds - self._thinking) / 8 if self._thinking else seconds
-        return decision
+        parts = costs.draft.table(range(len(places))), [costs.plain, *costs.rest.table(places[1:])]
+        forecast = look_ahead(survival, found, *parts, padded=self._padded, most=self._most(state.prompts))
+        if len(survival) > 1 and not (self._padded or self.trust.expected or self.options.num_tree_nodes):
+            return forecast.ranked(survival, found)
+        return forecast
 
     def _most(self, prompts: Prompts) -> float:
         """Tokens of a round that prompts can feed, where they wait: every answer needs its prompt read."""
@@ -176,53 +193,47 @@ class Adaptive(Policy):
             return math.inf
         return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0)
 
-    def _usual(self, count: int) -> list[float]:
-        """At so many positions, how often a further guess of any request was found and accepted where it was asked for."""
-        return self.accepted.inherited([self.options.prior_acceptance] * count)
+    def learn(self) -> None:
+        """Learn from the rounds since the last time. In a large batch some rows tell enough, others in the next round."""
+        rounds, self._rounds = self._rounds, []
+        found, num_plain = list[Outcome](), 0.0
+        accepted = {spread: list[Outcome]() for spread in self._spreads}
+        for number, (state, seen) in enumerate(rounds, self.num_rounds):
+            asked, reached, length, width = seen.shape()
+            every, is_asked = 1 + len(asked) // (8 if number > self.options.horizon else 32), any(asked)
+            self._learn_cost(state, seen, length, width, is_asked=is_asked)
+            num_plain += not is_asked
+            spread = nearest_spread(seen.plan, self._spreads)
+            usual = self.usual.sums[spread]
+            for row in range(number % every, len(asked), every):
+                passed, tried, got = seen.accepted[row], asked[row], min(reached[row], asked[row])
+                tested = min(passed + 1, tried)
+                state.rows[row].record(tested, usual[tested], passed)
+                if tried:
+                    accepted[spread].append((passed, passed < tried))
+                    found.append((got, got < tried))
+                    if seen.beliefs and got:
+                        self.trust.record(min(passed + 1, got), sum(seen.beliefs[row][: passed + 1]), passed)
+        self.usual.record(accepted, num_plain)
+        if self.found.means or any(failed for _, failed in found):  # most drafters always find: no news
+            self.found.record(*found)
 
-    def update(self, state: _State, observation: Observation) -> None:
-        """Learn from the round. That takes time, so after the first rounds a quarter of the plain ones must tell enough."""
-        self.num_rounds, self._padded, keep = self.num_rounds + 1, observation.padded, 1 - 1 / TUNING.memory
-        self._num_read = keep * self._num_read + observation.prompts.num_tokens
-        self._num_emitted = keep * self._num_emitted + sum(map(len, observation.paths))
-        state.seconds += observation.seconds
-        asked = any(planned_of(observation))
-        is_reading, state.is_behind = state.is_behind, not asked
-        weight = 1 if asked or self.num_rounds <= 64 else 4
-        if self.num_rounds % weight == 0:
-            self._learn_cost(state, observation, is_reading=is_reading, weight=weight)
-            self._learn_rates(state, observation, weight)
-
-    def _learn_cost(self, state: _State, seen: Observation, *, is_reading: bool, weight: int) -> None:
+    def _learn_cost(self, state: _State, seen: SeenRound, length: int, width: int, *, is_asked: bool) -> None:
         """What the round took, and what it lost. A round is booked at little more than usual: plain ones have outliers too."""
-        (length, width), asked = place_of(seen), any(planned_of(seen))
-        costs, draft = self.costs.of(len(state.rows), seen.prompts.num_places), seen.draft_seconds if asked else 0.0
-        pace = costs.record(length, width, draft if asked and not is_reading else None, seen.seconds - draft)
-        if not asked:
-            self.ledger.rest(weight)
+        keep, num_rows = 1 - 1 / TUNING.memory, len(state.rows)
+        self._padded, self._num_read = seen.padded, keep * self._num_read + seen.prompts.num_tokens
+        self._num_emitted = keep * self._num_emitted + sum(map(len, seen.paths))
+        is_reading, state.is_behind = state.is_behind, not is_asked
+        costs, draft = self.costs.of(num_rows, seen.prompts.num_places), seen.draft_seconds if is_asked else 0.0
+        is_timed = is_asked and (not is_reading or draft < costs.pace * costs.draft.usual(length))  # reading only adds
+        usual = costs.record(length, width, draft if is_timed else None, seen.seconds - draft)
+        if not is_asked:
+            self.budget.rest()
             return
-        most = (1 + TUNING.outlier) * pace * (costs.draft.at(length) + costs.rest.at(width))
-        spent = seen.seconds if is_reading else min(seen.seconds, most)
-        tokens = 1 + sum(seen.num_accepted) / max(sum(map(bool, seen.paths)), 1)
-        most = self._most(seen.prompts) / len(state.rows)
-        is_probe = seen.plan is not None and seen.plan.reason is not None and seen.plan.reason.code == ReasonCode.PROBE
-        self.ledger.book(spent / (pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=is_probe)
+        spent = seen.seconds if is_reading else min(seen.seconds, (1 + TUNING.outlier) * usual)
+        tokens, most = 1 + sum(seen.accepted) / max(sum(map(bool, seen.paths)), 1), self._most(seen.prompts) / num_rows
+        self.budget.book(spent / (costs.pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=seen.is_probe)
 
-    def _learn_rates(self, state: _State, seen: Observation, weight: int) -> None:
-        """What guesses were worth. In a large batch some rows tell enough, others in the next round."""
-        every = 1 + len(state.rows) // (8 if self.num_rounds > 64 else 32)
-        rows, planned, accepted = range(self.num_rounds % every, len(state.rows), every), planned_of(seen), seen.num_accepted
-        found = [place_of(seen)[0]] * len(planned) if seen.padded else depths_of(seen.draft.tree)
-        if not any(planned[row] for row in rows):
-            self.accepted.fade(weight / 2)
-        usual = list(accumulate(self._usual(1 + max((accepted[row] for row in rows), default=0)), initial=0.0))
-        for row in rows:
-            passed, asked, got = accepted[row], planned[row], min(found[row], planned[row])
-            tested = min(passed + 1, asked)
-            state.rows[row].record(tested, usual[tested], passed, num_rounds=1 if asked else weight)
-            if asked:
-                self.accepted.record((passed, passed < asked))
-                if self.found.means or got < asked:  # most drafters always find: no news
-                    self.found.record((got, got < asked))
-                if seen.draft.beliefs and got:
-                    self.trust.record(min(passed + 1, got), sum(seen.draft.beliefs[row][: passed + 1]), passed)
+
+def _plan(lengths: Sequence[int], spread: float, reason: Reason, doubt: Doubt | None = None) -> Plan:
+    return Plan(tuple(lengths), tuple(nodes_of(length, spread) for length in lengths), None, doubt, reason)

@@ -10,13 +10,12 @@ drafter that says how sure it is is believed as far as guesses have kept what it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import final
 
-from outrider.core.interfaces import Observation
-from outrider.policies.lengths import depths_of
-from outrider.policies.rates import reach_of
+from outrider.policies.rates import Outcome, PositionRates, reach_of
 from outrider.policies.tuning import TUNING
 
 
@@ -30,9 +29,9 @@ class Account:
     expected: float = 0.0
     passed: float = 0.0
 
-    def record(self, tested: float, expected: float, passed: float, *, num_rounds: int = 1) -> None:
-        """Learn from a round; with nothing tested, fade by so many."""
-        keep = (1 - 1 / self.horizon) ** num_rounds
+    def record(self, tested: float, expected: float, passed: float) -> None:
+        """Learn from a round; what was known before it fades."""
+        keep = 1 - 1 / self.horizon
         self.tested, self.expected = keep * self.tested + tested, keep * self.expected + expected
         self.passed = keep * self.passed + passed
 
@@ -50,17 +49,29 @@ class Account:
         return (self.passed + TUNING.prior_weight * prior) / (self.tested + TUNING.prior_weight)
 
 
-def planned_of(seen: Observation) -> Sequence[int]:
-    """Guesses along a path that each row was asked for."""
-    return seen.plan.max_depth if seen.plan else depths_of(seen.draft.tree)
+@final
+class Usual:
+    """How likely guesses are to pass over all requests: by position, and by how many guesses a level has (``spread``). A wider
+    level that was not tried yet is expected to miss a little less often than a narrower one."""
 
+    def __init__(self, spreads: Sequence[float], prior: Sequence[float]) -> None:
+        self._prior = prior
+        self.seen = {spread: PositionRates(TUNING.memory) for spread in spreads}
+        self.refresh()
 
-def place_of(seen: Observation) -> tuple[int, int]:
-    """Guesses along the longest path, and guesses of a row in the pass. Where there were others beside the paths, as many as
-    were asked for, since their number follows the plan whatever was found."""
-    tree, found = seen.draft.tree, depths_of(seen.draft.tree)
-    if not tree.is_chain and sum(tree.sizes) - len(found) != sum(found):
-        return max(found), max(seen.plan.max_nodes if seen.plan else found)
-    if seen.padded:
-        return tree.num_nodes - 1, tree.num_nodes - 1
-    return max(found), max(round(sum(found) / len(found)), min(max(found), 1))
+    def record(self, rounds: Mapping[float, Sequence[Outcome]], num_plain: float) -> None:
+        """Learn from rounds. Those that did not draft make old evidence fade, half as much as others. Evidence of spreads that
+        were not played fades twice as fast: bad luck with one must not be the end of it."""
+        total = sum(map(len, rounds.values()))
+        for spread, outcomes in rounds.items():
+            self.seen[spread].record(*outcomes)
+            self.seen[spread].fade(num_plain / 2 + 2 * (total - len(outcomes)))
+
+    def refresh(self) -> None:
+        """Rates from what has been seen. A wider level never does worse than a narrower one."""
+        self.by_spread, prior, least = dict[float, list[float]](), self._prior, [0.0] * len(self._prior)
+        for spread, seen in self.seen.items():
+            least = self.by_spread[spread] = list(map(max, seen.inherited(prior), least))
+            prior = [1 - TUNING.wider * (1 - rate) for rate in least]
+        self.sums = {spread: list(accumulate(rates, initial=0.0)) for spread, rates in self.by_spread.items()}
+        """Guesses that are expected to pass among the first so many, each tested."""

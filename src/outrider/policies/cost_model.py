@@ -12,14 +12,14 @@ prompts in the pass. It is the median of the last few rounds, so that a length t
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
-from statistics import fmean, median
+from statistics import fmean
 from typing import final
 
-from outrider.core.prices import Prices, between
+from outrider.core.prices import Prices
 from outrider.policies.rates import Typical
 from outrider.policies.tuning import TUNING
 
@@ -38,17 +38,20 @@ class Curve:
 
     def add(self, place: int, seconds: float) -> None:
         """Learn from a round."""
-        price, own = self._price(place), self._weight
-        if price > 0:
-            expected = 0.0 if place in self.cells else self.at(place)
-            if expected > 0:  # drafting may be free: a captured round takes the time of its pass
-                self._surprises.append(min(abs(seconds / expected - 1), TUNING.outlier) ** 2)
+        price, own, cell = self._price(place), self._weight, self.cells.get(place)
+        if price <= 0:  # drafting may be free: a captured round takes the time of its pass
+            return
+        if cell is None:
+            expected = self.at(place)
+            self._surprises.append(min(abs(seconds - expected) / max(expected, 1e-12), TUNING.outlier) ** 2)
+            if own:  # a first round that was slow by chance must not make its neighbours dear, where no round may come again
+                seconds = min(seconds, (1 + TUNING.outlier) * expected)
             if not self.cells:
                 self._factors.clear()
-            cell, at = self.cells.setdefault(place, Typical()), bisect_left(self._factors, (place,))
-            cell.add(seconds / price)
-            known = at < len(self._factors) and self._factors[at][0] == place
-            self._factors[at : at + known] = [(place, (own + cell.count * cell.value) / (own + cell.count))]
+            cell = self.cells[place] = Typical()
+            insort(self._factors, (place, 1.0))
+        cell.add(seconds / price)
+        self._factors[bisect_left(self._factors, (place,))] = (place, (own + cell.count * cell.value) / (own + cell.count))
 
     def knows(self, place: int) -> bool:
         return place in self.cells and self.cells[place].count >= TUNING.run
@@ -56,25 +59,33 @@ class Curve:
     @property
     def contradicts(self) -> bool:
         """Rounds say that the prices have the wrong shape."""
-        known = [cell.value for at, cell in self.cells.items() if self.knows(at)]
+        known = [cell.value for cell in self.cells.values() if cell.count >= TUNING.run]
         return len(known) > 1 and max(known) > 2 * min(known)
 
-    def at(self, place: float) -> float:
-        end, last = self._factors[-1]
-        return self._price(place) * (last if place > end else between(self._factors, place))
+    def at(self, place: int) -> float:
+        return self.table((place,))[0]
 
-    def table(self, places: Iterable[float]) -> list[float]:
-        return [self.at(place) for place in places]
+    def table(self, places: Iterable[int]) -> list[float]:
+        """Seconds at rising places. Factors lie on straight lines between those that were learnt, and go on level."""
+        ends, found = iter([*self._factors[1:], (math.inf, self._factors[-1][1])]), list[float]()
+        (at, factor), slope, end = self._factors[0], 0.0, self._factors[0][0]
+        for place in places:
+            while place > end:
+                (at, factor), (end, last) = (end, factor + slope * (end - at)), next(ends)
+                slope = (last - factor) / (end - at)
+            found.append(self._price(place) * (factor + slope * (place - at)))
+        return found
 
     def usual(self, place: int) -> float:
         """What rounds have taken there, however few; what they should take where none has been."""
-        return self._price(place) * self.cells[place].value if place in self.cells else self.at(place)
+        cell = self.cells.get(place)
+        return self.at(place) if cell is None else self._price(place) * cell.value
 
-    def optimism(self, place: int) -> float:
-        """The least part of its cost that a place may really cost: as wrong as first rounds have shown costs to be, and known
-        better with each round there."""
-        error, cell = math.sqrt(fmean(self._surprises)), self.cells.get(place)
-        return 1 - error / (1 + (cell.count if cell else 0))
+    def optimism(self, places: Iterable[int]) -> list[float]:
+        """The least part of its cost that each place may really cost: as wrong as first rounds have shown costs to be, and
+        known better with each round there."""
+        error, unknown = math.sqrt(fmean(self._surprises)), Typical()
+        return [1 - error / (1 + self.cells.get(place, unknown).count) for place in places]
 
 
 @final
@@ -84,7 +95,7 @@ class BatchCosts:
     def __init__(self, num_rows: int, prices: Prices | None = None, pace: float = 1.0) -> None:
         self.num_rows, self.prices, self.pace, self._checked = num_rows, prices, pace, pace
         self._is_priced, self._num_rounds = bool(prices and prices.drafts), 0
-        self._recent: deque[float] = deque(maxlen=2 * TUNING.run - 1)
+        self._recent: deque[float] = deque(maxlen=TUNING.run + 2)
         self.rest = Curve(self._rest_price, weight=1 if prices else 0)
         self.draft = Curve(self._draft_price, weight=1 if self._is_priced else 0)
 
@@ -102,18 +113,19 @@ class BatchCosts:
         at, lengths = self._num_rounds, TUNING.calibration
         if self._is_priced:
             return 0 if abs(self.pace / self._checked - 1) > TUNING.outlier else None
-        half = lengths[at] // 2 if at < len(lengths) else 0
+        if at >= len(lengths):
+            return None
+        half, is_new = lengths[at] // 2, lengths[at] != lengths[at - 1]  # a round may be slow by chance: each has a second
         is_dear = TUNING.dearest * (self.draft.at(half) + self.rest.at(half)) > self.plain
-        return None if at >= len(lengths) or (half and is_dear) else lengths[at]
+        return None if half and is_new and is_dear else lengths[at]
 
     def record(self, length: int, width: int, draft: float | None, rest: float) -> float:
         """Learn from a round with so many guesses along the longest path, and for a row in the pass; ``draft`` is None where
-        the drafter was not asked, or had more to read than usual. Returns the pace at the round."""
+        the drafter was not asked, or had more to read than usual. Returns what such a round usually takes at this pace."""
         was_trial, self._num_rounds = not self._is_priced and self.trial is not None, self._num_rounds + 1
         if (self.prices or not was_trial) and (self.rest.knows(width) or len(self._recent) < TUNING.run):
-            timed = self.draft.usual(length) if draft is not None else 0.0
-            self._recent.append((rest + (draft or 0.0)) / (self.rest.usual(width) + timed))
-            self.pace = median(self._recent)
+            self._recent.append((rest + (draft or 0.0)) / self._usual(length, width, draft))
+            self.pace = sorted(self._recent)[len(self._recent) // 2]
         self.rest.add(width, rest / self.pace)
         if draft is not None:
             self.draft.add(length, draft / self.pace)
@@ -121,7 +133,10 @@ class BatchCosts:
             self._checked = self.pace
         if was_trial and self.trial is None:
             self._settle()
-        return self.pace
+        return self.pace * self._usual(length, width, draft)
+
+    def _usual(self, length: int, width: int, draft: float | None) -> float:
+        return self.rest.usual(width) + (self.draft.usual(length) if draft is not None else 0.0)
 
     def _settle(self) -> None:
         """Trials are over: what they took are the prices. A drafter that found nothing is thought to cost nothing."""
@@ -135,8 +150,9 @@ class BatchCosts:
 
     @property
     def plain(self) -> float:
-        """Seconds of a round that does not draft, at pace 1."""
-        return self.rest.at(0)
+        """Seconds of a round that does not draft, at pace 1. It may not have been timed for long, but never takes longer than
+        one with a guess: else nothing would show that drafting does not pay."""
+        return min(self.rest.table((0, 1)))
 
 
 @final

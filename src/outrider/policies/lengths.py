@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from outrider.core.device_round import CapturedShape
@@ -23,8 +24,30 @@ def plan_of(
     reason = reason or Reason(ReasonCode.RULE, {"length": max(lengths, default=0)})
     if num_tree_nodes is None:
         return Plan(tuple(lengths), tuple(lengths), stop, doubt, reason)
-    nodes = (max(length, -(-num_tree_nodes * length // longest)) for length in lengths)
+    nodes = (nodes_of(length, num_tree_nodes / longest) for length in lengths)
     return Plan(tuple(lengths), tuple(nodes), stop, doubt, reason)
+
+
+def nodes_of(length: int, spread: float) -> int:
+    """Guesses in all of a tree so deep, with ``spread`` guesses to a level in the mean, and at least one."""
+    return max(length, math.ceil(spread * length - 1e-9))
+
+
+def spreads_of(longest: int, num_tree_nodes: int | None) -> list[float]:
+    """Guesses to a level of trees that may be planned: one, as in a chain, and halves of the most that there may be."""
+    spread, found = (num_tree_nodes or 0) / longest, [1.0]
+    while spread > 1:
+        found.insert(1, spread)
+        spread /= 2
+    return found
+
+
+def nearest_spread(plan: Plan | None, spreads: Sequence[float]) -> float:
+    """The spread of a draft that was made by a plan."""
+    if plan is None or not any(plan.max_depth):
+        return spreads[0]
+    made = max(plan.max_nodes) / max(plan.max_depth)
+    return min(spreads, key=lambda spread: abs(spread - made))
 
 
 def captured_lengths(longest: int, num_tree_nodes: int | None) -> CapturedShape:

@@ -61,7 +61,7 @@ class _State(RowState):
 
 
 @final
-class RoundCosts:
+class LengthCosts:
     """Seconds of a round by its draft length, from rounds. A length that was not played lies on the line of its neighbours."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Optimal(Policy):
 
     def __init__(self, options: OptimalOptions | None = None) -> None:
         self.options = options or OptimalOptions()
-        self.costs: defaultdict[int, RoundCosts] = defaultdict(RoundCosts)
+        self.costs: defaultdict[int, LengthCosts] = defaultdict(LengthCosts)
 
     def start(self, num_rows: int) -> _State:
         return _State([PositionRates(self.options.horizon) for _ in range(num_rows)])

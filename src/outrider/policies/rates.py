@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from operator import mul
 from typing import final
 
 from outrider.policies.tuning import TUNING
 
 Outcome = tuple[int, bool]
-"""Of a round: how many positions succeeded, and whether the next one was tested and failed."""
+"""What a round showed: how many positions succeeded, and whether the next one was tested and failed."""
 
 
 @final
@@ -49,25 +49,17 @@ class PositionRates:
 
     def inherited(self, prior: Sequence[float]) -> list[float]:
         """Rates at ``len(prior)`` positions, each drawn to the prior where evidence is thin. Where a rate is better or worse
-        than the prior, the next one is expected to be so too."""
-        rates: list[float] = []
-        shift = 0.0
-        for position, mean in enumerate(prior):
-            rate = within(mean + shift)
-            if position < len(self.means):
-                weight = self.weights[position]
-                rate = (weight * self.means[position] + TUNING.prior_weight * rate) / (weight + TUNING.prior_weight)
+        than the prior, the next one is expected to be so too. No prior promises certainty: every further guess would look
+        free."""
+        rates, shift, prior_weight, most = list[float](), 0.0, TUNING.prior_weight, 1 - 1 / TUNING.memory
+        for mean, seen, weight in zip_longest(prior, self.means[: len(prior)], self.weights[: len(prior)], fillvalue=0.0):
+            rate = (weight * seen + prior_weight * min(max(mean + shift, 0.0), most)) / (weight + prior_weight)
             rates.append(rate)
             shift = rate - mean
         return rates
 
     def copy(self) -> PositionRates:
         return PositionRates(self.horizon, list(self.means), list(self.weights))
-
-
-def within(rate: float) -> float:
-    """No prior promises certainty: every further guess would look free."""
-    return min(max(rate, 0.0), 1 - 1 / TUNING.memory)
 
 
 def reach_of(rates: Sequence[float]) -> list[float]:
@@ -90,8 +82,8 @@ class Typical:
         side = (differs >= TUNING.outlier) - (differs <= -TUNING.outlier)
         self.streak = self.streak + side if side * self.streak >= 0 and side else side
         self.count += 1
-        if self.count <= 2 or abs(self.streak) >= TUNING.run:
-            self.value = number if self.count > 2 else min(self.value or number, number)
-            self.count, self.streak = min(self.count, 2), 0
+        is_better = self.count <= 2 and differs <= -TUNING.outlier
+        if not self.value or is_better or abs(self.streak) >= TUNING.run:
+            self.value, self.count, self.streak = number, min(self.count, 2), 0
         else:
             self.value *= 1 + differs / min(self.count, TUNING.memory)

@@ -17,18 +17,19 @@ class Tuning:
     """Rounds that count in a cost, and in the acceptance that requests share."""
     prior_weight: float = 10.0
     """Tests that a prior is worth. Few, so that the first rounds of a request count."""
+    wider: float = 0.7
+    """Misses of a level with twice as many guesses, for each miss without them, before any was tested."""
     run: int = 5
-    """Rounds that tell the pace of the moment, and that a price is worth."""
+    """Rounds that it takes to learn something: the pace of the moment, or what a length costs. So many plain rounds may be lost
+    before anything was gained; three times as many are the most that is saved up."""
     outlier: float = 0.3
     """A round moves a cost by no more than if it had differed by this share."""
     optimism: float = 0.1
     """A length that was never timed may take this much less than its price says, before rounds show how wrong prices are."""
     margin: float = 0.05
     """Part of its risk that a draft must promise to gain, and part of the best speed that makes no difference."""
-    thinking: float = 0.008
-    """Part of the time that deciding may take."""
-    credit: float = 5.0
-    """Plain rounds that may be lost before anything was gained; three times as many are the most that is saved up."""
+    thinking: float = 0.005
+    """Part of the time that learning and deciding may take."""
     dearest: float = 0.5
     """Plain rounds that a guess may cost: no estimate may end every draft at once, or nothing is ever measured again."""
     calibration: tuple[int, ...] = (0, 1, 1, 0, 4, 4, 8, 8)

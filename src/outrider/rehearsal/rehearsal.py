@@ -32,7 +32,7 @@ from outrider.models.native import cache_folder, isa_here, processor
 from outrider.rehearsal.trial import Chains, Cost, DeviceTrial, HostTrial, Trial
 
 if TYPE_CHECKING:
-    from outrider.engine.graphs import RoundGraphs
+    from outrider.engine.captured_rounds import RoundGraphs
 
 Wanted = Sequence[tuple[int, Sequence[int]]]
 """Rows, and guesses that rounds of so many rows are timed with. The most telling come first, for a model that is slow."""
@@ -48,19 +48,40 @@ _BUDGET = {"cpu": 0.3, "cuda": 8.0}
 """Seconds after which no further price is measured. On a GPU most of them go by while kernels are compiled and graphs captured,
 which the first requests would have waited for."""
 _SHORTEST_CONTEXT = 256
+_KIND = "drafts are chains of different tokens"
+"""What prices mean. Those that were kept with another meaning are not read."""
 
 
 def expect_prices(
-    method: Method, target: Target, label: Mapping[str, Any], graphs_of: Callable[[Method], RoundGraphs | None]
+    method: Method,
+    target: Target,
+    label: Mapping[str, Any],
+    graphs_of: Callable[[Method], RoundGraphs | None],
+    prices: KnownPrices,
 ) -> None:
-    """The method's policy will find its prices. ``graphs_of`` says how a method is captured, None where the host drives it."""
+    """The method's policy will find its prices. ``graphs_of`` says how a method is captured, None where the host drives it.
+    ``prices`` has what was read for other methods on these models."""
     known = ref(method)  # captured rounds hold the policy, and live as long as their method
 
     def graphs() -> RoundGraphs | None:
         method = known()
         return None if method is None else graphs_of(method)
 
-    method.policy.expect(Rehearsal(target, method.drafter, label, graphs))
+    method.policy.expect(Rehearsal(target, method.drafter, label, graphs, known=prices))
+
+
+@final
+@dataclass(eq=False)
+class KnownPrices:
+    """What was read in this process, for all methods on the same models."""
+
+    by_path: dict[Path, Prices] = field(default_factory=dict[Path, Prices])
+    is_serving: bool = False
+    """Whether requests would wait while rounds are timed. Then drafts without kept prices are timed by the rounds they make."""
+
+    def of_passes(self) -> Prices | None:
+        """Prices of passes alone, which all methods that the host drives have in common."""
+        return next((Prices(known.passes) for known in self.by_path.values()), None)
 
 
 @final
@@ -76,6 +97,8 @@ class Rehearsal(PriceSource):
     """The captured rounds; None where the host drives rounds."""
     folder: Path = field(default_factory=cache_folder)
     clock: Callable[[], float] = own_seconds
+    known: KnownPrices = field(default_factory=KnownPrices)
+    """Prices that were read and tried in this process. They are not tried again: requests would wait for it."""
 
     @property
     def path(self) -> Path:
@@ -85,22 +108,33 @@ class Rehearsal(PriceSource):
         machine = [processor(), isa_here().flags, torch.get_num_threads(), os.environ.get("OUTRIDER_NATIVE", "")]
         machine += [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
         label = {name: value for name, value in self.label.items() if isinstance(value, str | int | float | list)}
-        key = json.dumps([VERSION, torch.__version__, machine, shape, type(self.drafter).__name__, label], default=str)
+        key = json.dumps([VERSION, _KIND, torch.__version__, machine, shape, type(self.drafter).__name__, label], default=str)
         return self.folder / f"prices-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
 
     def read(self, nodes_of: Callable[[int], int]) -> Prices | None:
         if self.target.traits.reads_whole or self.target.max_len < _SHORTEST_CONTEXT:
             return None
+        prices = self.known.by_path.get(self.path) or self._timed_now(nodes_of)
+        if prices is not None:
+            self.known.by_path[self.path] = prices
+        return prices
+
+    def _timed_now(self, nodes_of: Callable[[int], int]) -> Prices | None:
+        """Those that were kept, if they hold, or new ones. While requests are served, nothing is timed."""
         graphs, known = self.graphs(), _stored(self.path)
-        passes = HostTrial(self.target, Chains()) if graphs is None else DeviceTrial(graphs)
+        if self.known.is_serving:
+            return known or (self.known.of_passes() if graphs is None else None)
+        passes = HostTrial(self.target, Chains(self.target.vocab_size)) if graphs is None else DeviceTrial(graphs)
         places = _same if graphs is None else nodes_of
-        if known is None or self._are_too_dear(known, passes, places):
-            known = self._measured(passes, places) if graphs is not None else self._measured_apart(passes, nodes_of)
+        drafts = HostTrial(self.target, self.drafter) if graphs is None and self._drafts_alike else None
+        if known is None or self._are_too_dear(known, passes, drafts, places):
+            known = self._measured(passes, places) if graphs is not None else self._measured_apart(passes)
             if known is not None:
                 keep_json(self.path, known.to_json())
         return known
 
     def doubt(self) -> None:
+        self.known.by_path.pop(self.path, None)
         self.path.unlink(missing_ok=True)
 
     @property
@@ -114,13 +148,13 @@ class Rehearsal(PriceSource):
         passes = {rows: {nodes_of(length): cost for length, cost in row.items()} for rows, row in table.items()}
         return _prices(passes, drafts)
 
-    def _measured_apart(self, passes: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
+    def _measured_apart(self, passes: Trial) -> Prices | None:
         """Prices of passes and of the drafter. A drafter that finds nothing in made-up text, or refuses it, has no price."""
         table = self._timed(passes, _PASSES)
-        if self.drafter.memories or self.drafter.never_guesses:
+        if not self._drafts_alike:
             return _prices(table, {})
         try:
-            return _prices(table, self._timed(HostTrial(self.target, self.drafter, nodes_of), _DRAFTS))
+            return _prices(table, self._timed(HostTrial(self.target, self.drafter), _DRAFTS))
         except OutriderError:
             return _prices(table, {})
 
@@ -134,11 +168,20 @@ class Rehearsal(PriceSource):
                 break
         return table
 
-    def _are_too_dear(self, known: Prices, trial: Trial, nodes_of: Callable[[int], int]) -> bool:
-        """Whether rounds take much less than these prices say. A slow model is not asked: it would begin late."""
+    @property
+    def _drafts_alike(self) -> bool:
+        """Whether drafting made-up text tells what drafting costs."""
+        return not (self.drafter.memories or self.drafter.never_guesses)
+
+    def _are_too_dear(self, known: Prices, passes: Trial, drafts: Trial | None, nodes_of: Callable[[int], int]) -> bool:
+        """Whether rounds or drafts take much less than these prices say. A slow model is not asked: it would begin late."""
         if len(_TRIED) * sum(known.passing(1, nodes_of(length)) for length in _TRIED) > self._budget / 2:
             return False
-        return any(known.passing(1, nodes_of(length)) > _TOO_DEAR * cost.rest for length, cost in trial.rounds(1, _TRIED))
+        if any(known.passing(1, nodes_of(length)) > _TOO_DEAR * cost.rest for length, cost in passes.rounds(1, _TRIED)):
+            return True
+        if drafts is None or not known.drafts:
+            return False
+        return any((known.drafting(1, length) or 0) > _TOO_DEAR * cost.draft for length, cost in drafts.rounds(1, _TRIED[1:]))
 
 
 def _same(length: int) -> int:

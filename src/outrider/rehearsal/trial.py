@@ -1,13 +1,15 @@
 """Rounds of made-up requests, timed: what a round of so many rows with so many guesses takes, on the host and on a device.
 
 A time is the least of a few rounds, since neighbours only ever add to it. Nothing that was emitted is kept. On the host a round
-has two parts, the drafter's and all the rest. On a device it is one graph, so the whole of it is the rest.
+has two parts, the drafter's and all the rest. On a device it is one graph, so the whole of it is the rest. Rows and guesses
+have different tokens: nodes of a mixture of experts then wake as many experts as those of a text do.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
@@ -24,11 +26,13 @@ from outrider.engine.round_kind import RoundKind
 from outrider.engine.step import Engine
 
 if TYPE_CHECKING:
-    from outrider.engine.graphs import RoundGraphs
+    from outrider.engine.captured_rounds import RoundGraphs
 
 _REPEATS = 4
 """Rounds of a time. The first is not counted: a pass of another width than the ones before is slow."""
 _PROMPT_LEN = 16
+_STRIDE = 7919
+"""Distance of neighbours among made-up tokens: a prime number, so that few tokens come twice in any vocabulary."""
 
 
 class Cost(NamedTuple):
@@ -51,20 +55,19 @@ class Trial(ABC):
 class HostTrial(Trial):
     """Rounds of the engine."""
 
-    def __init__(self, target: Target, drafter: Drafter, nodes_of: Callable[[int], int] = lambda length: length) -> None:
-        """``nodes_of`` says how many guesses in all a draft of so many along a path has."""
-        self._target, self._drafter, self._nodes_of = target, drafter, nodes_of
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self._target, self._drafter = target, drafter
 
     def rounds(self, num_rows: int, guesses: Sequence[int]) -> Iterator[tuple[int, Cost]]:
         target, policy = self._target, _Told()
         engine = Engine(target, Method(self._drafter, Coupled(), policy))
         params = SamplingParams(max_tokens=target.max_len, ignore_eos=True)
-        prompt = [1 + token % (target.vocab_size - 1) for token in range(_PROMPT_LEN)]
-        batch = engine.start([Request(prompt, params)] * num_rows)
+        prompts = made_up(num_rows, _PROMPT_LEN, target.vocab_size).tolist()
+        batch = engine.start([Request(prompt, params) for prompt in prompts])
         for length in guesses:
             if _PROMPT_LEN + _REPEATS * (1 + length) > target.max_len:  # all guesses may be accepted
                 continue
-            policy.next = Plan((length,) * num_rows, (self._nodes_of(length),) * num_rows)
+            policy.next = Plan((length,) * num_rows, (length,) * num_rows)
             seen = [engine.step(batch).seen for _ in range(_REPEATS)][1:]
             if all(min(one.draft.tree.sizes) > 1 for one in seen) or not length:
                 draft = min(one.draft_seconds for one in seen)
@@ -83,7 +86,24 @@ class DeviceTrial(Trial):
         graphs = self._graphs
         if not graphs.is_held_by_another(self):
             for length in [length for length in guesses if length in graphs.depths]:
-                yield length, Cost(0.0, min([_replayed(graphs, num_rows, length) for _ in range(_REPEATS)][1:]))
+                with different_texts(graphs, num_rows):
+                    yield length, Cost(0.0, min([_replayed(graphs, num_rows, length) for _ in range(_REPEATS)][1:]))
+
+
+def made_up(num_rows: int, num_tokens: int, vocab_size: int) -> Tensor:
+    """Texts [num_rows, num_tokens] of tokens that are as different as the vocabulary allows."""
+    return (_STRIDE * torch.arange(1, num_rows * num_tokens + 1)).view(num_rows, num_tokens) % vocab_size
+
+
+@contextmanager
+def different_texts(graphs: RoundGraphs, num_rows: int) -> Iterator[None]:
+    """Empty slots hold different texts for a while. Else all have one token, and wake few experts in the rounds of others."""
+    tokens = graphs.frame(num_rows).tokens[:, :2]
+    tokens.copy_(made_up(num_rows, 2, graphs.target.vocab_size))
+    try:
+        yield
+    finally:
+        tokens.zero_()
 
 
 def _replayed(graphs: RoundGraphs, num_rows: int, num_guesses: int) -> float:
@@ -117,11 +137,14 @@ class _Told(Policy):
 
 @final
 class Chains(Drafter):
-    """Guesses a chain of one token, whatever the text, in no time."""
+    """Guesses a chain of different tokens, whatever the text, in no time."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.CHAIN
     draws = Draws.DETERMINISTIC
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:
         del rows, taps
@@ -129,8 +152,9 @@ class Chains(Drafter):
 
     def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
         del state
-        rows = [[root, *[0] * plan.max_depth[0]] for root in context.roots]
-        return Draft(TokenTree.chain(torch.tensor(rows, device=context.device)), self.draws)
+        rows = made_up(len(context.roots), 1 + plan.max_depth[0], self._vocab_size)
+        rows[:, 0] = torch.tensor(context.roots)
+        return Draft(TokenTree.chain(rows.to(context.device)), self.draws)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
         del state, observation

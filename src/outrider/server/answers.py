@@ -32,11 +32,11 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The answer, when all of it is here."""
+        """The complete answer, once all choices are finished."""
 
     @abstractmethod
     def stream_events(self, delta: Added) -> list[str]:
-        """Server-sent events of the delta that was added last."""
+        """Server-sent events for the newest delta."""
 
     @abstractmethod
     def closing_events(self) -> list[str]:
@@ -66,7 +66,7 @@ class Answer(ABC):
         return {**total, "completion_tokens_details": details}
 
     def speculation(self) -> dict[str, Any]:
-        """What speculation did for this request, all choices together."""
+        """Speculation statistics of this request, over all choices."""
         total = {name: sum(vars(stats)[name] for stats in self.stats) for name in asdict(Stats())}
         summed = Stats(**total)
         return {
@@ -91,7 +91,7 @@ class ChoicesAnswer(Answer, ABC):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.num_prompts = 1
-        """Prompts that the choices belong to, each to as many."""
+        """Number of prompts. Each has the same number of choices."""
 
     def whole(self) -> dict[str, Any]:
         choices = [{**self._choice(kept, self.deltas[kept]), "index": index} for index, kept in enumerate(self._kept())]
@@ -115,7 +115,7 @@ class ChoicesAnswer(Answer, ABC):
         return frame
 
     def _kept(self) -> list[int]:
-        """The choices that are answered: all, or of each prompt the ones with the most probable tokens."""
+        """The choices to return: all, or for each prompt those with the highest mean log-probability."""
         best = self.order.num_best
         if best is None:
             return list(range(len(self.deltas)))
@@ -154,7 +154,7 @@ class CompletionAnswer(ChoicesAnswer):
         self.echo, self.logprobs = echo, logprobs
         self.num_prompts = num_prompts
         self._num_letters = [0] * len(order.requests)
-        """Letters of each choice that were sent in its chunks so far."""
+        """Number of characters of each choice sent so far."""
 
     def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
         return self._written(index, parts, is_first=True, offset=0)
@@ -191,7 +191,7 @@ class CompletionAnswer(ChoicesAnswer):
 
 
 def prompt_entry(token: PromptToken, codec: TextCodec) -> dict[str, Any] | None:
-    """vLLM's shape of a prompt's score: token ids with their log-probability and rank."""
+    """A prompt token's score in vLLM's format: token ids with log-probability and rank."""
     if token.scored is None:
         return None
     ranked = {other: (value, rank) for rank, (other, value) in enumerate(token.scored.top, 1)}
@@ -203,7 +203,7 @@ def prompt_entry(token: PromptToken, codec: TextCodec) -> dict[str, Any] | None:
 
 
 def finite(logprob: float) -> float:
-    """The API's word for "impossible" is -9999: JSON has no infinity."""
+    """A log-probability that JSON can hold: -9999, the API's value for "impossible", instead of -infinity."""
     return max(logprob, -9999.0)
 
 

@@ -48,7 +48,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(service: Service, page: str = "", *, others: Sequence[Service] = ()) -> FastAPI:
-    """The application for one model and perhaps ``others``, with what ``/`` shows; their workers start and stop with it."""
+    """The application for one model and ``others``, with what ``/`` shows. Their workers start and stop with it."""
     app = open_app(Models([service, *others]), page)
     app.add_middleware(
         Guard, settings=service.settings, requests=service.metrics.requests, keys=service.keys, audit=service.audit
@@ -59,14 +59,14 @@ def create_app(service: Service, page: str = "", *, others: Sequence[Service] = 
 
 
 def cross_origin(settings: ServerSettings) -> dict[str, Any]:
-    """What a browser is told of the sites whose pages may call the API."""
+    """CORS headers for the sites whose pages may call the API."""
     exposed = ["X-Request-Id", "Retry-After"]
     every = {"allow_methods": ["*"], "allow_headers": ["*"]}
     return {"allow_origins": list(settings.cors_origins), **every, "expose_headers": exposed}
 
 
 def open_app(models: Models, page: str = "") -> FastAPI:
-    """The routes without a guard in front of them: who calls it has read the body and put the client into the scope."""
+    """The routes without the guard. The caller has read the body and put the client into the scope."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -92,7 +92,7 @@ def client_of(http: HttpRequest) -> Client:
 
 
 def as_chat(body: ResponsesRequest) -> ChatRequest:
-    """What a request of the newer API asks for, in the words of the older one."""
+    """A Responses API request as a chat request."""
     try:
         return body.as_chat()
     except ValidationError as error:

@@ -22,7 +22,7 @@ _MOST_WAITING = 10_000
 
 @final
 class AuditLog:
-    """A file of requests. Without a path nothing is kept."""
+    """A log file of requests. Without a path nothing is kept."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._lines = path, queue.Queue[str | None](_MOST_WAITING)
@@ -46,7 +46,7 @@ class AuditLog:
             self.num_lost += 1
 
     def close(self) -> None:
-        """Write what is waiting."""
+        """Write the waiting lines."""
         if self._thread is not None:
             self._lines.put(None)
             self._thread.join(10.0)

@@ -16,12 +16,12 @@ from outrider.server.transcript import Added
 
 @dataclass(eq=False)
 class Message:
-    """What a choice has said so far."""
+    """The content of a choice so far."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
-    """Names and arguments."""
+    """Names and arguments of tool calls."""
 
     def add(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
@@ -53,7 +53,7 @@ class ChatAnswer(ChoicesAnswer):
         self.messages[delta.choice].add(self._latest)
 
     def read(self, delta: Added) -> list[Piece]:
-        """What a delta means."""
+        """Parse a delta into text, thinking and tool calls."""
         is_first = len(self.deltas[delta.choice]) == 1
         if self.order.function is not None:
             return [*([Piece(Meaning.CALL, self.order.function)] if is_first else []), Piece(Meaning.ARGUMENTS, delta.text)]
@@ -64,7 +64,7 @@ class ChatAnswer(ChoicesAnswer):
 
     @property
     def latest(self) -> list[Piece]:
-        """What the delta that was added last means."""
+        """The parsed pieces of the newest delta."""
         return self._latest
 
     def call_id(self, choice: int, call: int) -> str:
@@ -96,7 +96,7 @@ class ChatAnswer(ChoicesAnswer):
         return self._with_scores(self._with_rounds(choice, [delta]), [delta])
 
     def _delta(self, choice: int) -> dict[str, Any]:
-        """What the newest pieces add, in the shape of a stream's delta."""
+        """The newest pieces as a delta of a stream."""
         added: dict[str, Any] = {}
         calls: list[dict[str, Any]] = []
         number = len(self.messages[choice].calls) - sum(piece.meaning is Meaning.CALL for piece in self._latest) - 1
@@ -118,7 +118,7 @@ class ChatAnswer(ChoicesAnswer):
         return {**added, **({"function_call": calls[0]["function"]} if self.order.is_legacy else {"tool_calls": calls})}
 
     def _reason(self, last: Added) -> str | None:
-        """The finish reason: ``tool_calls`` where the model chose to call a tool, the usual one where it had to."""
+        """The finish reason: ``tool_calls`` if the model chose to call a tool, the usual one if it had to."""
         was_free = self.order.function is None and bool(self.messages[last.choice].calls)
         if last.finish_reason != "stop" or not was_free:
             return last.finish_reason

@@ -33,7 +33,7 @@ class Door:
         )
 
     def enter(self, client: str) -> ApiError | None:
-        """Count a connection; the error where it is one too many. Every one that is counted has to ``leave``."""
+        """Count a connection. Returns an error if it is one too many. Every counted connection must ``leave``."""
         self.held[client] += 1
         if self.held[client] > self.max_each:
             message = f"this client holds {self.max_each} connections already; close some, or use them again"
@@ -87,7 +87,7 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _is_asking(self) -> bool:
-        """All headers of a request are here, and it is not answered yet."""
+        """Whether all headers of a request are here and it is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_headers(self) -> None:
@@ -111,7 +111,7 @@ class GuardedProtocol(H11Protocol):
 
 
 def _num_files() -> int:
-    """File descriptors the process may have, after asking for all it can get."""
+    """Number of file descriptors the process may open, after raising its limit."""
     try:
         import resource
 

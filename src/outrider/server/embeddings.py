@@ -48,21 +48,21 @@ class EmbeddingRequest(Strict):
     dimensions: int | None = Field(None, ge=1)
     user: str | None = None
     pooling: Literal["mean", "last"] | None = None
-    """How states become one vector; the checkpoint's own way if not given."""
+    """How states become one vector. Default: as the checkpoint declares."""
     truncate_prompt_tokens: int | None = Field(None, ge=1)
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a checkpoint makes one vector of a text."""
+    """How a checkpoint pools a text into one vector."""
 
     kind: Literal["mean", "last"]
     is_normalised: bool = True
-    """Vectors have the length 1."""
+    """Whether vectors are scaled to length 1."""
 
 
 def declared_pooling(folder: Path) -> Pooling | None:
-    """What the checkpoint says of itself; None if it was not made for embeddings, or in a way that is not known here."""
+    """The pooling that the checkpoint declares; None if it declares none, or one that is not supported here."""
     try:
         pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
         modules = json.loads((folder / "modules.json").read_text())
@@ -86,7 +86,7 @@ class Embedder:
     pooling: Pooling
 
     def run(self, rows: Sequence[Sequence[int]], size: int) -> Generator[None, None, list[list[float]]]:
-        """Vectors of ``size`` numbers for each row; pauses between passes."""
+        """Vectors of ``size`` numbers for each row. Yields between passes."""
         vectors: list[list[float]] = []
         for row in rows:
             vectors.append((yield from self._vector(row, size)))
@@ -112,7 +112,7 @@ class Embedder:
 
 
 def embedder_of(service: Service, asked: Literal["mean", "last"] | None) -> Embedder:
-    """What makes embeddings with a model, or why it does not."""
+    """The embedder of a model; refused with the reason if it has none."""
     path = local_path(service.llm.model_name)
     declared = declared_pooling(path) if path.is_dir() else None
     pooling = declared if asked is None else Pooling(asked, declared is None or declared.is_normalised)
@@ -159,7 +159,7 @@ async def _row(service: Service, given: str | list[int], truncate: int | None) -
 
 
 def vector_size(embedder: Embedder, asked: int | None, service: Service) -> int:
-    """How many numbers a vector has; fewer than all where the checkpoint was trained for that."""
+    """Size of a vector. It may be less than the model's if the checkpoint was trained for that."""
     full = embedder.config.hidden_size
     if asked is None or asked == full:
         return full

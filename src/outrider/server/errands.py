@@ -13,14 +13,14 @@ from outrider.server.failures import ApiError
 @final
 @dataclass(frozen=True, eq=False)
 class Errand:
-    """Something to do, and the way back to who waits for it."""
+    """A piece of work, and the future of whoever waits for it."""
 
     work: Generator[None, None, Any]
-    """Yields between two pieces; what it returns is the result."""
+    """Yields between two pieces and returns the result."""
     result: asyncio.Future[Any]
 
     def advance(self, explain: Callable[[Exception], ApiError]) -> bool:
-        """Do the next piece, on the engine's thread. True when there is no more to do, or nobody waits."""
+        """Do the next piece on the engine's thread. True if the work is done or nobody waits for it."""
         try:
             if not self.result.cancelled():
                 next(self.work)
@@ -32,7 +32,7 @@ class Errand:
         return True
 
     def fail(self, error: ApiError) -> None:
-        """It will not be done."""
+        """Fail with ``error``."""
         self._tell(self.result.set_exception, error)
 
     def _tell(self, how: Callable[[Any], None], what: Any) -> None:

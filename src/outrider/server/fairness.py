@@ -13,10 +13,10 @@ from outrider.server.failures import ApiError
 
 @final
 class FairSlots:
-    """Places, and a queue per client. For one event loop."""
+    """A number of slots, and a queue for each client. For one event loop."""
 
     def __init__(self, num_places: int, *, max_waiting: int) -> None:
-        """``max_waiting``: how many of one client may wait."""
+        """``max_waiting``: most waiting requests of one client."""
         self._num_free, self._max_waiting = num_places, max_waiting
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
 
@@ -46,7 +46,7 @@ class FairSlots:
             raise
 
     def _leave(self) -> None:
-        """Give the place to the first of the client whose turn it is."""
+        """Give the slot to the next client's first request."""
         while self._queues:
             client, queue = next(iter(self._queues.items()))
             del self._queues[client]

@@ -14,7 +14,7 @@ from typing import final
 _NEARLY = 0.9
 """Share of the best goodput that counts as full."""
 _KEPT = 0.98
-"""What a round's weight is multiplied by when the next of its size comes: texts and drafts change."""
+"""Decay of earlier rounds of the same size, because texts and drafts change."""
 
 
 @final
@@ -36,7 +36,8 @@ class GoodputCurve:
         return {rows: tokens / seconds for rows, (tokens, seconds) in sorted(self._seen.items())}
 
     def enough(self, default: float) -> float:
-        """Requests that fill this replica; at least ``default`` while goodput still rises with the most rows seen."""
+        """Number of requests that fill this replica; at least ``default`` while goodput still rises with the most rows
+        seen."""
         rates = self.rates
         if not rates:
             return default
@@ -46,6 +47,6 @@ class GoodputCurve:
 
 
 def replicas_wanted(num_requests: float, enough: Collection[float], default: float) -> int:
-    """Replicas for so many running and waiting requests, when each is full with the mean of ``enough``."""
+    """Replicas for this many running and waiting requests, if each is full at the mean of ``enough``."""
     full = sum(enough) / len(enough) if enough else default
     return max(1, math.ceil(num_requests / max(full, 1.0)))

@@ -2,6 +2,7 @@
 
 A grammar is tried first in a process of its own (``trial.py``), which is killed at the deadline or when its client leaves; one
 that passed is compiled here, which is known to end by then. Compiled grammars are kept, as many as fit a number of bytes.
+A server reads its vocabulary for grammars before it is ready (``prepare``), because that holds the interpreter.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import asyncio
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import final
 
 from outrider.codecs.grammar import GrammarCompiler, not_usable, serialised_tokenizer
@@ -21,17 +24,17 @@ from outrider.server.failures import ApiError
 from outrider.server.fairness import FairSlots
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServerSettings
-from outrider.server.trial import Trial, TrialEnded, Tried
+from outrider.server.trial import TrialEnded, TrialProcess, Tried, first_line
 
 _FEWEST_BYTES = 16_384
-"""What any compiled grammar is counted as, at least."""
+"""Least size that a compiled grammar is counted as."""
 _BYTES_PER_LETTER = 32
-"""Memory of a compiled grammar for each letter of its source, where the trial saw less than that."""
+"""Least memory of a compiled grammar per character of its source."""
 
 
 @final
 class GrammarCache:
-    """The grammars that were used last, as many as fit."""
+    """The most recently used grammars, bounded by bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self.num_bytes = max_bytes, 0
@@ -52,6 +55,15 @@ class GrammarCache:
             self.num_bytes -= self._kept.popitem(last=False)[1][1]
 
 
+@dataclass(frozen=True, eq=False)
+class _Vocabulary:
+    """One tokenizer, read for grammars."""
+
+    compiler: GrammarCompiler
+    first: bytes
+    """The first line that a new process reads."""
+
+
 @final
 class Grammars:
     """Compiles what requests ask for."""
@@ -61,13 +73,18 @@ class Grammars:
         self.cache = GrammarCache(settings.grammar_cache_bytes)
         self._slots = FairSlots(settings.grammar_workers, max_waiting=settings.grammar_queue)
         self._threads = ThreadPoolExecutor(settings.grammar_workers, "outrider-grammars")
-        self._idle: dict[Trial, asyncio.TimerHandle] = {}
-        """Processes that wait for work, each with what ends it when none comes."""
+        self._idle: dict[TrialProcess, asyncio.TimerHandle] = {}
+        """Idle processes, each with the timer that ends it."""
         self._lock = threading.Lock()
-        self._compiler: GrammarCompiler | None = None
+        self._vocabulary: _Vocabulary | None = None
+
+    def prepare(self) -> None:
+        """Read the vocabulary now. If grammars are unavailable, requests for them say why."""
+        with suppress(ApiError):
+            self._ready()
 
     async def get(self, source: GrammarSource, client: str) -> Grammar:
-        """The grammar, compiled or remembered. Whoever stops waiting for it stops its compilation."""
+        """The grammar, compiled or cached. Cancelling the wait cancels the compilation."""
         found = self.cache.find(source)
         if found is not None:
             return found
@@ -84,18 +101,17 @@ class Grammars:
 
     async def _compile(self, source: GrammarSource) -> Grammar:
         loop = asyncio.get_running_loop()
-        compiler = await loop.run_in_executor(self._threads, self._ready_compiler)
-        tried = await self._try(source, compiler)
+        ready = await loop.run_in_executor(self._threads, self._ready)
+        tried = await self._try(source, await self._living_trial() or await self._new_trial(ready))
         if tried.error:
             raise grammar_refusal(not_usable(source, tried.error))
-        grammar = await loop.run_in_executor(self._threads, _compiled, compiler, source)
+        grammar = await loop.run_in_executor(self._threads, _compiled, ready.compiler, source)
         counted = max(tried.num_bytes, _BYTES_PER_LETTER * len(source.text), _FEWEST_BYTES)
         self.cache.keep(source, grammar, counted)
         self._metrics.grammar_bytes.set(self.cache.num_bytes)
         return grammar
 
-    async def _try(self, source: GrammarSource, compiler: GrammarCompiler) -> Tried:
-        trial = await self._living_trial() or self._new_trial(compiler)
+    async def _try(self, source: GrammarSource, trial: TrialProcess) -> Tried:
         seconds = self._settings.grammar_timeout_s
         asked = asyncio.get_running_loop().run_in_executor(self._threads, lambda: trial.ask(source.text, seconds=seconds))
         is_well = False
@@ -104,19 +120,18 @@ class Grammars:
             is_well = True
         except TrialEnded:
             self._metrics.grammars_killed.inc()
-            message = f"the {source.noun} took longer than {seconds:g} s or too much memory to compile; make it smaller"
+            message = f"the {source.noun} took over {seconds:g} s of processor time or too much memory; make it smaller"
             raise ApiError(400, message, param="response_format", code="grammar_timeout") from None
         finally:
             if is_well:
-                loop = asyncio.get_running_loop()
-                self._idle[trial] = loop.call_later(self._settings.grammar_idle_s, self._end_idle, trial)
+                self._rest(trial)
             else:
                 trial.kill()
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, trial.close))
         return tried
 
-    async def _living_trial(self) -> Trial | None:
-        """An idle process that still lives. One that was killed meanwhile is dropped, so that this request does not fail."""
+    async def _living_trial(self) -> TrialProcess | None:
+        """An idle process that is alive. Dead ones are dropped, so that this request does not fail."""
         while self._idle:
             trial, ending = self._idle.popitem()
             ending.cancel()
@@ -125,26 +140,38 @@ class Grammars:
             await asyncio.get_running_loop().run_in_executor(None, trial.close)
         return None
 
-    def _end_idle(self, trial: Trial) -> None:
+    def _rest(self, trial: TrialProcess) -> None:
+        """Let a process wait for work for a limited time."""
+        self._idle[trial] = asyncio.get_running_loop().call_later(self._settings.grammar_idle_s, self._end_idle, trial)
+
+    def _end_idle(self, trial: TrialProcess) -> None:
         """End a process that was idle for a while. The next grammar starts a new one."""
         del self._idle[trial]
         asyncio.get_running_loop().run_in_executor(None, trial.close)
 
-    def _new_trial(self, compiler: GrammarCompiler) -> Trial:
+    async def _new_trial(self, ready: _Vocabulary) -> TrialProcess:
+        """Start a process. If the caller stops waiting, the next request uses it."""
+        starting = asyncio.get_running_loop().run_in_executor(self._threads, TrialProcess, ready.first)
         try:
-            return Trial(serialised_tokenizer(self._codec), compiler.end_ids, max_bytes=self._settings.grammar_bytes)
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(lambda done: None if done.exception() else self._rest(done.result()))
+            raise
         except OSError as error:  # no process, no file left
             message = f"no grammar can be compiled now ({error.strerror}); try again in a moment"
             raise ApiError(503, message, kind="server_error") from None
 
-    def _ready_compiler(self) -> GrammarCompiler:
+    def _ready(self) -> _Vocabulary:
         with self._lock:
-            if self._compiler is None:
+            if self._vocabulary is None:
                 try:
-                    self._compiler = GrammarCompiler(self._codec)
+                    compiler = GrammarCompiler(self._codec)
                 except OutriderError as error:
                     raise grammar_refusal(error) from None
-            return self._compiler
+                tokenizer = serialised_tokenizer(self._codec)
+                first = first_line(tokenizer, compiler.end_ids, max_bytes=self._settings.grammar_bytes)
+                self._vocabulary = _Vocabulary(compiler, first)
+            return self._vocabulary
 
 
 def _compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
@@ -155,6 +182,6 @@ def _compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
 
 
 def grammar_refusal(error: OutriderError, param: str = "response_format") -> ApiError:
-    """A grammar that is not taken, in the words of the API."""
+    """The API error for a grammar that is refused."""
     codes = {GrammarTooLargeError: "grammar_too_large", GrammarTooDeepError: "grammar_too_deep"}
     return ApiError(400, str(error), param=param, code=codes.get(type(error), "invalid_grammar"))

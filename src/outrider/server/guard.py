@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError
 from outrider.server.keys import KeyRing
-from outrider.server.quota import Account, Client
+from outrider.server.quota import Client, KeyUsage
 from outrider.server.settings import LOOPBACK, ServerSettings
 from outrider.server.tidy import Tidy
 
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("outrider.access")
 _BODY_S = 30.0
 _REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 _WATCHING = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
-"""Asked every few seconds by machines: neither requests nor worth a line in the log."""
+"""Polled every few seconds by monitors: not counted as requests, and not logged."""
 
 
 @final
@@ -54,7 +54,7 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
             await send(message)
 
-        account: Account | None = None
+        account: KeyUsage | None = None
         try:
             self._check_host(scope)
             account = self._entered(scope)
@@ -70,7 +70,7 @@ class Guard:
             self._note(scope, {**line, "seconds": round(time.perf_counter() - began, 4), **told})
 
     def _note(self, scope: Scope, line: dict[str, Any]) -> None:
-        """Count a request, and write who asked what when."""
+        """Count a request, and log who asked what and when."""
         if scope["path"] in _WATCHING:
             return
         self._requests.labels(str(line["status"])).inc()
@@ -86,8 +86,8 @@ class Guard:
         if self._settings.is_local and host and host not in LOOPBACK:  # a page elsewhere must not reach us by renaming itself
             raise ApiError(403, f"this server answers only as localhost, not as {host!r}; start it with --host to change that")
 
-    def _entered(self, scope: Scope) -> Account | None:
-        """Find out who asks, and let a request of a key in within the key's limits; the account that has to be left again."""
+    def _entered(self, scope: Scope) -> KeyUsage | None:
+        """Identify the client, and admit its request within the key's limits. Returns the account to leave later."""
         scope["outrider.client"] = Client(scope["client"][0] if scope.get("client") else "local")
         if not self._keys.is_asked_for or not _needs_key(scope["path"]):
             return None
@@ -124,8 +124,8 @@ class Guard:
         return self._checked(b"".join(chunks))
 
     def _checked(self, body: bytes) -> bytes:
-        """The body, unless it has too many values: reading JSON lets no other thread run, a million values for a tenth of a
-        second and more. Every value but the first of a list has a comma in front of it; commas in texts are counted too."""
+        """The body, unless it has too many values. Parsing JSON blocks all threads, for a tenth of a second per million
+        values. Values are counted by their commas; those inside strings count too."""
         most = self._settings.max_body_values
         if body.count(b",") > most:
             message = f"the request has more than {most} values; send fewer, or raise --max-body-values"
@@ -138,7 +138,7 @@ def _needs_key(path: str) -> bool:
 
 
 def _number(scope: Scope) -> str:
-    """The request's own number, where it brought one that can be written into a header and a log."""
+    """The request id: the client's own if it is fit for a header and a log, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:12]
 
@@ -148,7 +148,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, then whatever comes after it."""
+    """Receives the body that was read, then whatever follows."""
     sent = False
 
     async def replay() -> Message:

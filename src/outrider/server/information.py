@@ -19,7 +19,7 @@ from outrider.server.service import Service
 
 
 class TokenizeRequest(Strict):
-    """POST /tokenize, as vLLM has it: a text or a conversation."""
+    """POST /tokenize, as in vLLM: a text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -37,7 +37,7 @@ class DetokenizeRequest(Strict):
 
 
 def add_information(app: FastAPI, models: Models) -> None:
-    """What runs here, and how it goes."""
+    """Add routes about the models and their state."""
     began = int(time.time())
 
     def card(service: Service) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def add_information(app: FastAPI, models: Models) -> None:
 
     @app.get("/v1/speculation")
     async def speculation(model: str | None = None) -> dict[str, Any]:
-        """What the page needs to know: models and methods that can be asked for, and how it goes."""
+        """What the page shows: the available models and methods, and statistics."""
         service = models.find(model)
         gauges = {"net_speedup": service.metrics.speed.net, "waiting": service.worker.scheduler.num_waiting}
         usable = [name for name in METHODS if service.llm.can_compose(name)]
@@ -66,7 +66,7 @@ def add_information(app: FastAPI, models: Models) -> None:
 
 
 def _add_watching(app: FastAPI, models: Models) -> None:
-    """What machines ask every few seconds."""
+    """Add the routes that monitors poll."""
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -82,7 +82,7 @@ def _add_watching(app: FastAPI, models: Models) -> None:
 
     @app.get("/load")
     async def load() -> dict[str, int]:
-        """Requests in the server, and choices that wait and run in the engine."""
+        """Requests in the server, and the engine's waiting and running choices."""
         schedulers = [service.worker.scheduler for service in models]
         waiting, running = sum(one.num_waiting for one in schedulers), sum(one.num_running for one in schedulers)
         return {"server_load": sum(one.num_active for one in models), "waiting": waiting, "running": running}
@@ -97,7 +97,7 @@ def _add_watching(app: FastAPI, models: Models) -> None:
 
 
 def add_tokens(app: FastAPI, models: Models) -> None:
-    """Texts to tokens and back."""
+    """Add the routes that tokenize and detokenize."""
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest, http: HttpRequest) -> dict[str, Any]:

@@ -34,22 +34,22 @@ from outrider.vision.messages import parted
 from outrider.vision.pixels import ImageLimits, opened
 
 _COMPLETION_TOKENS = 16
-"""What the API gives a completion that names no limit."""
+"""The API's default number of tokens for a completion."""
 _ENCODERS = 4
 _TRUNCATED = 4
-"""A prompt that is to be cut may be so many times the context."""
+"""A prompt to be truncated may be at most this many times the context."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Draft:
-    """An order before its prompts are encoded."""
+    """An order whose prompts are not encoded yet."""
 
     body: SamplingFields
     params: SamplingParams
     num_each: int
     """Choices per prompt."""
     order: Order
-    """What is known of it already."""
+    """The rest of the order."""
 
 
 @final
@@ -152,7 +152,7 @@ class Intake:
             raise ApiError(400, message, param="n")
 
     def _check_messages(self, count: int, *, is_cut: bool) -> None:
-        """Refuse more messages than fit into the context, a token each, before a template writes them."""
+        """Refuse more messages than fit into the context at one token each, before a template renders them."""
         if count > (_TRUNCATED if is_cut else 1) * self._longest:
             raise ApiError(400, f"{count} messages do not fit into the model's context; send fewer", param="messages")
 
@@ -199,14 +199,14 @@ class Intake:
         return ids, codec.decode(ids) if body.echo else ""
 
     def _seen(self, ids: list[int], images: list[bytes]) -> Prompt:
-        """Tokens with the images that their placeholders stand for, decoded within the server's limits."""
+        """Tokens with the images of their placeholders, decoded within the server's limits."""
         limits, most = ImageLimits(self._settings.max_body_bytes, self._settings.max_image_pixels), self._settings.max_images
         if len(images) > most:
             raise RequestError(f"the messages hold {len(images)} images, and at most {most} are taken; send fewer")
         return {"prompt": ids, "images": [opened(image, limits) for image in images]} if images else ids
 
     def _chat_text(self, body: ChatRequest, plan: ToolPlan) -> tuple[str, list[Any]]:
-        """A conversation as the model reads it, and the images in it."""
+        """A conversation as the model's template renders it, with its images."""
         variables = dict(body.chat_template_kwargs or {})
         if {"messages", "tools"} & set(variables):
             message = "chat_template_kwargs cannot hold messages or tools; send them as fields"
@@ -219,7 +219,7 @@ class Intake:
         return self._conversation(said, variables), images
 
     def _conversation(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """A conversation as the model reads it, with a placeholder for each image."""
+        """A conversation as the model's template renders it, with a placeholder for each image."""
         messages = self._llm.reading.written(messages)
         codec, size = self._llm.codec, sum(len(str(message["content"])) for message in messages)
         if size > _TRUNCATED * self._longest * codec.longest_token:
@@ -229,7 +229,7 @@ class Intake:
         return codec.chat_text(messages, **variables)
 
     def _reader(self, params: SamplingParams, plan: ToolPlan, text: str) -> tuple[SamplingParams, Callable[[], Reader] | None]:
-        """How the answer is read, and the parameters with what reading it needs."""
+        """The parser of the answer, and the parameters it needs."""
         if plan.must_call:
             return params, BareCalls
         known = None if params.grammar is not None else format_of(self._llm.codec.chat_template)
@@ -250,12 +250,12 @@ def _prompts(prompt: Any) -> list[Any]:
 
 
 def num_prompts(prompt: Any) -> int:
-    """How many prompts the field holds."""
+    """Number of prompts in the field."""
     return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
 
 
 def _order_of(body: SamplingFields) -> Order:
-    """Lane, most guesses, whether rounds are sent along; prompts come later."""
+    """An order without prompts: its lane, its draft length limit, and whether rounds are reported."""
     wanted = body.speculation
     more: dict[str, Any] = {"priority": body.priority, "shares_prefix": body.cache_salt is None}
     if not isinstance(wanted, Speculation):
@@ -269,7 +269,7 @@ def _order_of(body: SamplingFields) -> Order:
 
 
 def _refusing(work: Callable[[], Any]) -> Any:
-    """What the work gives; what it refuses, in the words of the API."""
+    """Run the work, and turn errors of the engine into API errors."""
     try:
         return work()
     except OutriderError as error:
@@ -279,5 +279,5 @@ def _refusing(work: Callable[[], Any]) -> Any:
 
 
 def refusal(error: OutriderError) -> ApiError:
-    """An error of the engine's own, in the words of the API."""
+    """An error of the engine as an API error."""
     return ApiError(400, str(error))

@@ -23,11 +23,11 @@ from typing import Annotated, final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from outrider.core.errors import OptionError
-from outrider.server.quota import Account
+from outrider.server.quota import KeyUsage
 
 _LOG = logging.getLogger("outrider.server")
 _LOOK_S = 1.0
-"""How often the file is looked at, at most."""
+"""Least seconds between two checks of the file."""
 _LIMITS = {"requests_per_minute", "tokens_per_minute", "max_concurrent", "max_tokens"}
 Most = Annotated[int, Field(ge=1)]
 
@@ -86,22 +86,22 @@ class KeyRing:
         self._stamp: tuple[int, int, int] | None = _stamp(path) if path else None
         self._keys = [*self._plain, *(read_keys(path) if path else ())]
         self._looked = clock()
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, KeyUsage] = {}
 
     @property
     def is_asked_for(self) -> bool:
         return bool(self._keys)
 
-    def find(self, given: str) -> Account | None:
-        """The account a key belongs to; takes the same time for every key that is wrong."""
+    def find(self, given: str) -> KeyUsage | None:
+        """The account of a key. Takes the same time for every wrong key."""
         self._look()
         digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).hexdigest()
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return self._account(matches[0]) if matches else None
 
-    def _account(self, key: Key) -> Account:
+    def _account(self, key: Key) -> KeyUsage:
         limits = key.model_dump(include=_LIMITS)
-        account = self._accounts.setdefault(key.name, Account(key.name, limits, clock=self._clock))
+        account = self._accounts.setdefault(key.name, KeyUsage(key.name, limits, clock=self._clock))
         if account.limits != limits:
             account.set_limits(limits)
         return account

@@ -1,7 +1,7 @@
 """Learning while serving: what requests taught, and a better draft model or better heads in service between two rounds.
 
-The learner (``engine/exchange.py``; ``outrider serve --learn`` makes one that distils) decides when a draft is better, on
-requests it never learned from. It has a budget of time: a small share while requests are served, all of it while none are.
+The learner (``engine/replace_drafter.py``; ``outrider serve --learn`` makes one that distils) decides when a draft is better,
+on requests it never learned from. It has a budget of time: a small share while requests are served, all of it while none are.
 Here it is told what ended, asked between rounds, and kept from doing harm: if it fails, it is not asked again, and nobody who
 is being served notices. No text changes by it (``docs/lossless.md``), only its speed.
 """
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import Any, final
 
 from outrider.core.request import RequestState
-from outrider.engine.exchange import Learner
+from outrider.engine.replace_drafter import Learner
 from outrider.server.metrics import Metrics
 
 _LOG = logging.getLogger("outrider.server")
 
 
 @final
-class Lessons:
-    """A learner in a server; without one, nothing happens."""
+class ServerLearner:
+    """Connects a learner to the server. Without a learner it does nothing."""
 
     def __init__(self, learner: Learner | None, metrics: Metrics, *, swap: Callable[[Any], None]) -> None:
-        """``swap`` puts what the learner made into service."""
+        """``swap`` puts the learner's result into service."""
         self._learner, self._metrics, self._swap = learner, metrics, swap
 
     @property
@@ -32,7 +32,7 @@ class Lessons:
         return self._learner is not None
 
     def ended(self, state: RequestState) -> None:
-        """A request has its whole answer."""
+        """Tell the learner of a finished request."""
         if self._learner is None:
             return
         try:
@@ -41,7 +41,7 @@ class Lessons:
             self._give_up(error)
 
     def between_rounds(self, *, is_idle: bool) -> None:
-        """Put a better draft into service, if there is one; ``is_idle`` says that nothing is being served."""
+        """Put a better draft into service, if there is one. ``is_idle`` says that no request is running."""
         if self._learner is None:
             return
         try:

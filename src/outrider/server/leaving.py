@@ -12,12 +12,12 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 _READING_S = 30.0
-"""Time a client gets to read the rest of a stream whose time is over."""
+"""Time for a client to read the rest of a stream after the time limit."""
 
 
 @final
 class EventStream(StreamingResponse):
-    """Server-sent events, with a word when they are over, however they end."""
+    """Server-sent events with a callback at their end, however they end."""
 
     def __init__(self, events: AsyncIterator[str], close: Callable[[], None], *, limit_s: float) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -34,7 +34,7 @@ class EventStream(StreamingResponse):
 
 
 async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result, or None if the client left before there was one."""
+    """The result of ``work``, or None if the client left first."""
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
     try:
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)

@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from typing import Any, final
 
 _BURST = 5
-"""Lines of one kind in a window."""
+"""Most lines of one kind in a window."""
 _WINDOW_S = 10.0
 _MOST_KINDS = 512
 
 
 @final
 class JsonLines(logging.Formatter):
-    """A JSON object per line; messages that are one already are merged in."""
+    """Formats a JSON object per line. Messages that are JSON objects are merged in."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
@@ -40,14 +40,14 @@ class JsonLines(logging.Formatter):
 
 @final
 class Sparse(logging.Filter):
-    """Lets a few lines of a kind through in every window; a kind is a logger, a level and a place in the code. One line per
-    request is not repetition: information passes."""
+    """Lets a few lines of a kind through in every window. A kind is a logger, a level and a place in the code.
+    Informational lines always pass, since one per request is not repetition."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
         self._seen: dict[tuple[str, int, str, int], tuple[float, int, int]] = {}
-        """Begin of the window, lines in it, lines that were skipped."""
+        """Start of the window, lines in it, and skipped lines, by kind."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.INFO:
@@ -66,7 +66,7 @@ class Sparse(logging.Filter):
 
 
 def log_as_json(level: str = "info") -> None:
-    """All loggers of the process write in one format; the libraries' only what is amiss."""
+    """Make all loggers of the process write JSON. Libraries log only warnings and errors."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     handler.addFilter(Sparse())
@@ -82,7 +82,7 @@ def log_as_json(level: str = "info") -> None:
 
 
 def log_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
-    """What nobody caught on the event loop goes to the same log."""
+    """Log uncaught errors of the event loop in the same way."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop

@@ -20,12 +20,12 @@ IMAGE_PARTS = ("image_url", "input_image")
 
 
 def has_images(content: str | Sequence[Mapping[str, Any]] | None) -> bool:
-    """Whether content comes in parts of which some are images."""
+    """Whether any part of the content is an image."""
     return not isinstance(content, str) and any(part.get("type") in IMAGE_PARTS for part in content or ())
 
 
 def plain_message(message: ChatMessage) -> dict[str, Any]:
-    """Content as one text: parts are joined, none is empty. Content with images stays in parts."""
+    """Content as one text: parts are joined, and None becomes empty. Content with images stays in parts."""
     content = message.content or ""
     said = _with_images(content) if has_images(content) and not isinstance(content, str) else joined_text(content, "messages")
     plain = {**message.model_dump(exclude_none=True), "content": said}
@@ -68,7 +68,7 @@ def _image(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_object(call: Any) -> Any:
-    """Arguments as an object: templates write them as JSON themselves."""
+    """A tool call with its arguments as an object, because templates render them as JSON."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

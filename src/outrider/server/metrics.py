@@ -21,12 +21,12 @@ from outrider.server.order import method_of
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _MOST_POSITIONS = 16
 _WINDOW = 256
-"""Rounds the live speed-up looks back."""
+"""Number of recent rounds in the live speed-up."""
 _SMOOTHING = 0.1
 
 
 @final
-class Speed:
+class LiveSpeed:
     """Live net speed-up."""
 
     def __init__(self) -> None:
@@ -43,20 +43,20 @@ class Speed:
 
     @property
     def net(self) -> float:
-        """1 where nothing is known."""
+        """The net speed-up; 1 while nothing is known."""
         if not self._plain or not self._recent:
             return 1.0
         plain = sum(tokens / rows * self._plain_round(rows) for rows, tokens, _ in self._recent)
         return plain / sum(seconds for *_, seconds in self._recent)
 
     def _plain_round(self, num_rows: int) -> float:
-        """Seconds of a round without guesses, of the nearest batch size that had one."""
+        """Seconds of a round without guesses, at the nearest batch size that had one."""
         return self._plain[min(self._plain, key=lambda known: abs(known - num_rows))]
 
 
 @final
-class Growing:
-    """A counter of something whose own total begins again at 0 when the engine is started anew: the counter does not."""
+class GrowingTotal:
+    """A counter that never falls. It follows a total of the engine, which is reset when the engine restarts."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter, self._last = counter, 0
@@ -71,7 +71,7 @@ class Metrics:
     """The server's counters, in a registry of their own."""
 
     def __init__(self, *, model: str = "", method: str = "", replica: str = "0") -> None:
-        """What is served, by which method, by which of several servers: labels of ``outrider:server_info``."""
+        """The arguments are labels of ``outrider:server_info``."""
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -100,9 +100,9 @@ class Metrics:
         self.grammar_bytes = gauge("grammar_cache_bytes", "Compiled grammars that are kept")
         self.waiting = gauge("num_requests_waiting", "Choices in the queue")
         self.running = gauge("num_requests_running", "Choices that hold a slot")
-        self._preempted = Growing(counter("num_preemptions", "Times a choice gave up its slot for memory"))
-        self._prefix_hits = Growing(counter("prefix_cache_hits", "Prompts whose beginning was known"))
-        self._prefix_tokens = Growing(counter("prefix_cache_hit_tokens", "Prompt tokens that need not be read again"))
+        self._preempted = GrowingTotal(counter("num_preemptions", "Times a choice gave up its slot for memory"))
+        self._prefix_hits = GrowingTotal(counter("prefix_cache_hits", "Prompts whose beginning was known"))
+        self._prefix_tokens = GrowingTotal(counter("prefix_cache_hit_tokens", "Prompt tokens that need not be read again"))
         self.prefix_bytes = gauge("prefix_cache_bytes", "Shared beginnings that are kept")
         self.cache_bytes = gauge("cache_bytes", "Memory of keys, values and logits, as counted against the budget")
         self.cache_usage = gauge("kv_cache_usage_perc", "The same over the budget, 0 to 1; 0 without a budget")
@@ -121,11 +121,11 @@ class Metrics:
         self.latency = histogram("e2e_request_latency_seconds", "Time from request to answer")
         info = Gauge("outrider:server_info", "What is served", ("model", "method", "replica"), registry=registry)
         info.labels(model, method, replica).set(1)
-        self.speed, self.goodput = Speed(), GoodputCurve()
+        self.speed, self.goodput = LiveSpeed(), GoodputCurve()
         self._totals = [0, 0]
 
     def round(self, seen: RoundReport) -> None:
-        """Count a round of a lane. Requests that failed before they had a round have none."""
+        """Count a round of a lane. Requests that failed before their first round have none."""
         if not seen.num_tokens:
             return
         drafted, accepted = sum(seen.drafted), sum(seen.accepted)
@@ -155,7 +155,7 @@ class Metrics:
             self.by_method[noun].labels(name).inc(amount)
 
     def engine(self, scheduler: Scheduler) -> None:
-        """Look at the engine between two rounds."""
+        """Read the engine's state between two rounds."""
         self.waiting.set(scheduler.num_waiting)
         self.running.set(scheduler.num_running)
         self.cache_bytes.set(scheduler.cache_bytes)
@@ -167,11 +167,11 @@ class Metrics:
             self._prefix_tokens.see(scheduler.prefixes.num_hit_tokens)
 
     def refresh(self) -> None:
-        """Bring the gauges that are computed when somebody looks up to date."""
+        """Update the gauges that are computed on demand."""
         self.net.set(self.speed.net)
         self.acceptance.set(self._totals[1] / self._totals[0] if self._totals[0] else 0.0)
 
     def text(self) -> bytes:
-        """Prometheus' exposition format."""
+        """The metrics in Prometheus' exposition format."""
         self.refresh()
         return generate_latest(self.registry)

@@ -13,7 +13,7 @@ from outrider.server.failures import ApiError
 from outrider.server.service import Service
 
 _OF_THE_SERVER = ("outrider:requests",)
-"""Counted once for all models, by the first one's metrics."""
+"""Counted once for all models, in the first one's metrics."""
 
 
 @final
@@ -34,7 +34,7 @@ class Models:
         return len(self._by_name)
 
     def find(self, name: str | None) -> Service:
-        """The model a request names; one that is not here is refused with the nearest name."""
+        """The model that a request names. An unknown name is refused, and the nearest one suggested."""
         if name is None:
             return self.first
         if name not in self._by_name:
@@ -56,7 +56,7 @@ class Models:
             service.close()
 
     def metrics_text(self) -> bytes:
-        """Prometheus' exposition format. With several models, every sample says which one it is of."""
+        """The metrics in Prometheus' exposition format. With several models, every sample is labelled with its model."""
         if len(self) == 1:
             return self.first.metrics.text()
         for service in self:
@@ -66,7 +66,7 @@ class Models:
 
 @final
 class _Merged:
-    """The registries of several models as one: the same families, their samples told apart by a label."""
+    """The registries of several models as one, with a label that tells their samples apart."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

@@ -36,7 +36,7 @@ def sampling_params(
     vocab_size: int,
     grammar: Grammar | None,
 ) -> SamplingParams:
-    """Everything but the prompt."""
+    """The sampling parameters of a request."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return SamplingParams(
         **body.model_dump(include=set(_SAME)),
@@ -52,14 +52,14 @@ def sampling_params(
 
 
 def with_seed(params: SamplingParams, offset: int) -> SamplingParams:
-    """Choices of one request have seeds of their own."""
+    """The parameters of choice number ``offset``, with a seed of its own."""
     if params.seed is None or offset == 0:
         return params
     return SamplingParams(**{**vars(params), "seed": (params.seed + offset) % 2**63})
 
 
 def grammar_source(body: SamplingFields, limits: SourceLimits, *, schema: Mapping[str, Any] | None) -> GrammarSource | None:
-    """The one grammar that a request names; ``schema`` is that of the tools it has to call."""
+    """The grammar that a request names, or that of ``schema``, the tools it must call."""
     asked = [(param, kind, value) for param, kind, value in _grammars_of(body) if value is not None]
     if schema is not None:
         asked.append(("tool_choice", "json", schema))
@@ -80,7 +80,7 @@ def grammar_source(body: SamplingFields, limits: SourceLimits, *, schema: Mappin
 
 
 def _grammars_of(body: SamplingFields) -> list[tuple[str, str, Any]]:
-    """Field, kind and value of every way to name a grammar."""
+    """Field, kind and value of every grammar in the request."""
     named: list[tuple[str, str, Any]] = [("response_format", "json", _format_schema(body))]
     named += [(f"guided_{kind}", kind, vars(body)[f"guided_{kind}"]) for kind in ("json", "regex", "choice", "grammar")]
     given = body.structured_outputs

@@ -21,13 +21,13 @@ PIECE = 128
 
 @dataclass(frozen=True)
 class PromptToken:
-    """A token of a prompt, how probable it was, and what would have been more so."""
+    """A prompt token with its log-probability and the likeliest alternatives."""
 
     token: int
     scored: TokenLogprob | None
-    """None for the first one."""
+    """The score; None for the first token."""
     rank: int = 0
-    """1 for the most probable token."""
+    """Rank by probability; 1 for the most probable token."""
 
 
 @final

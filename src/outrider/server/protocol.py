@@ -21,7 +21,7 @@ _MOST_IDS = 262_144
 
 
 class Strict(BaseModel, ABC):
-    """Unknown names are refused; null is the default."""
+    """A model that refuses unknown names and treats null as the default."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -32,7 +32,7 @@ class Strict(BaseModel, ABC):
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuse a longer list before its items are looked at."""
+    """Refuse a longer list before its items are validated."""
 
     def checked(given: Any) -> Any:
         if isinstance(given, list) and len(given) > count:
@@ -43,16 +43,16 @@ def at_most(count: int) -> BeforeValidator:
 
 
 class Speculation(Strict):
-    """How this request is to be sped up. The text does not depend on it."""
+    """How this request is drafted. The text does not depend on it."""
 
     method: str | None = None
-    """A row of ``outrider methods``; the server's own if not given."""
+    """A method of ``outrider methods``. Default: the server's."""
     max_tokens: int | None = Field(None, ge=0, le=1024)
-    """Most guesses along a path; 0 is plain decoding. The policy decides below it."""
+    """Longest draft length; 0 is plain decoding. The policy may plan less."""
     num_draft_tokens: int | None = Field(None, ge=1, le=64)
-    """Guesses along a path in every round, whether they pay or not; the policy decides if not given."""
+    """Fixed draft length of every round, whether it pays or not. Default: the policy decides."""
     trace: bool = False
-    """Send every round's tree along."""
+    """Whether to return every round's tree."""
 
 
 class StreamOptions(Strict):
@@ -74,7 +74,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's way to name a grammar: exactly one of them."""
+    """vLLM's field for a grammar. Exactly one kind must be given."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -91,7 +91,7 @@ class Prediction(Strict):
 
 
 class SamplingFields(Strict, ABC):
-    """What both kinds of request share."""
+    """Fields that both kinds of request have."""
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
@@ -125,9 +125,9 @@ class SamplingFields(Strict, ABC):
     guided_grammar: str | None = None
     prediction: Prediction | None = None
     priority: int = Field(0, ge=0, le=1_000_000)
-    """Requests with a larger one wait behind those with a smaller one."""
+    """Requests with a larger value wait behind those with a smaller one."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Keeps the prompt out of the shared beginnings, so that nobody can tell by the time whether it was asked before."""
+    """Keeps the prompt out of the prefix cache, so that timing reveals nothing about it."""
     speculation: Literal["off", "auto"] | Speculation = "auto"
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -138,7 +138,7 @@ class SamplingFields(Strict, ABC):
 
 
 def _one_kind(prompt: Any) -> Any:
-    """Look at a prompt by hand: a validator that tries one kind after the other writes an error for each of a million items."""
+    """Check a prompt by hand. A validator that tries one kind after the other reports an error for each of a million items."""
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list):

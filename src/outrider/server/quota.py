@@ -19,21 +19,21 @@ class Client:
     """The client that sent a request, with its limits."""
 
     name: str
-    """The key's name, or the address where no key is asked for: who shares queues fairly with whom."""
+    """The key's name, or the address if no key is required. Fair queues tell clients apart by it."""
     max_tokens: int | None = None
-    """Most tokens of an answer, where the key has a limit of its own."""
+    """Most tokens of an answer, if the key has such a limit."""
 
 
 @final
 class Bucket:
-    """So much a minute, spent in bursts of up to a minute's worth."""
+    """A token bucket: a rate per minute, with bursts of up to one minute's worth."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self._most, self._clock = float(per_minute), clock
         self._level, self._at = self._most, clock()
 
     def wait_s(self, amount: float = 0.0) -> float:
-        """Seconds until the bucket holds ``amount``, or anything at all if no amount is given; 0 if it does."""
+        """Seconds until the bucket holds ``amount``, or anything at all if none is given; 0 if it does now."""
         self._fill()
         missing = max(amount - self._level, 0.0) if amount else float(self._level <= 0) - min(self._level, 0.0)
         return missing * 60.0 / self._most
@@ -49,7 +49,7 @@ class Bucket:
 
 
 @final
-class Account:
+class KeyUsage:
     """What a key has used."""
 
     def __init__(self, name: str, limits: Mapping[str, int | None], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +57,7 @@ class Account:
         self.set_limits(limits)
 
     def set_limits(self, limits: Mapping[str, int | None]) -> None:
-        """Begin a new minute with these limits; what runs goes on and is counted."""
+        """Set new limits, with full buckets. Running requests continue and are counted."""
         self.limits = dict(limits)
         requests, tokens = self.limits.get("requests_per_minute"), self.limits.get("tokens_per_minute")
         self._requests = Bucket(requests, self._clock) if requests else None
@@ -68,7 +68,7 @@ class Account:
         return Client(self.name, self.limits.get("max_tokens"))
 
     def enter(self) -> None:
-        """Let a request in, or say when to come again. Whoever entered has to ``leave``."""
+        """Admit a request, or say when to retry. Whoever entered must ``leave``."""
         most = self.limits.get("max_concurrent")
         if most is not None and self.num_running >= most:
             raise _over(f"this key has {most} requests running already", 1.0)
@@ -81,7 +81,7 @@ class Account:
         self.num_running += 1
 
     def leave(self, num_tokens: int) -> None:
-        """A request is over, and took so many tokens, prompt and answer."""
+        """Count a finished request's tokens, prompt and answer."""
         self.num_running -= 1
         if self._tokens is not None:
             self._tokens.take(num_tokens)

@@ -22,8 +22,8 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 @dataclass(eq=False)
-class Item:
-    """One thing the model made."""
+class OutputItem:
+    """One item of the output: a message, a tool call or reasoning."""
 
     kind: str
     id: str
@@ -59,7 +59,7 @@ class ResponseAnswer(Answer):
         super().__init__(order, **more)
         self._asked, self._chat = asked, ChatAnswer(order, **more)
         self.id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self.items: list[Item] = []
+        self.items: list[OutputItem] = []
         self._num_events, self._is_begun = 0, False
         self._pieces: list[Piece] = []
 
@@ -73,7 +73,7 @@ class ResponseAnswer(Answer):
         return self._response()
 
     def stream_events(self, delta: Added) -> list[str]:
-        """What a delta adds, as events."""
+        """The events of a delta."""
         events = [] if self._is_begun else [self._event(f"response.{name}", response=self._response()) for name in _BEGIN]
         self._is_begun = True
         for piece in self._pieces:
@@ -94,15 +94,17 @@ class ResponseAnswer(Answer):
         made = [("reasoning", "", said.reasoning), ("message", "", said.content if said.content or not said.calls else "")]
         made += [("function_call", name, arguments) for name, arguments in said.calls]
         wanted = [one for one in made if one[2] or one[0] == "function_call" or (one[0] == "message" and not said.calls)]
-        self.items = [Item(kind, self._number(kind, index), name, text) for index, (kind, name, text) in enumerate(wanted)]
+        self.items = [
+            OutputItem(kind, self._number(kind, index), name, text) for index, (kind, name, text) in enumerate(wanted)
+        ]
 
     def _take(self, piece: Piece) -> list[str]:
-        """Continue the item that is open, or close it and open another."""
+        """Append a piece to the open item, or close that one and open another."""
         kind = "function_call" if piece.meaning is Meaning.ARGUMENTS else _KINDS[piece.meaning]
         events: list[str] = []
         if not self.items or self.items[-1].kind != kind or piece.meaning is Meaning.CALL:
             events += self._close(len(self.items) - 1) if self.items else []
-            self.items.append(Item(kind, self._number(kind, len(self.items))))
+            self.items.append(OutputItem(kind, self._number(kind, len(self.items))))
             if piece.meaning is Meaning.CALL:
                 self.items[-1].name = piece.text
             events += self._open(len(self.items) - 1)
@@ -129,7 +131,7 @@ class ResponseAnswer(Answer):
         return [*done, self._event("response.output_item.done", output_index=index, item=item.as_json("completed"))]
 
     def _about(self, name: str, index: int, /, **more: Any) -> str:
-        """An event about an item, and about its one part where it has parts."""
+        """The fields of an event about an item, and about its part if it has one."""
         item = self.items[index]
         where: dict[str, Any] = {"item_id": item.id, "output_index": index}
         where |= {"content_index": 0} if item.kind in _PARTS else {}

@@ -34,7 +34,7 @@ class ReasoningOptions(Strict):
 
 
 class FlatTool(BaseModel):
-    """A function as this API writes it: without an object around it."""
+    """A function in the format of this API, without an enclosing object."""
 
     type: Literal["function"] = "function"
     name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")
@@ -134,7 +134,7 @@ def _choice(choice: str | NamedTool | AllowedFlatTools) -> Any:
 
 
 def _message(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """The message that an item of the input is; none for what the model has thought."""
+    """The message of an input item; none for the model's own reasoning."""
     kind = item.get("type", "message")
     if kind == "reasoning":
         return []

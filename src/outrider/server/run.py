@@ -25,7 +25,7 @@ from outrider.server.settings import ServerSettings
 
 @final
 class _Server(uvicorn.Server):
-    """uvicorn's, but signals are ours: a drained server has done its work and exits 0."""
+    """uvicorn's server with our signal handling: a drained server exits with 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -33,7 +33,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The socket, before anything is loaded: a port that is taken is known at once."""
+    """Bind the socket before anything is loaded, so that a busy port is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, so that asyncio turns Nagle's delay off
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,8 +54,8 @@ def serve(
     on_drain: Callable[[], None] = lambda: None,
     others: Sequence[Service] = (),
 ) -> None:
-    """Serve until a signal; returns when everything that ran has finished, or ``drain_s`` later. ``on_drain`` is told of the
-    signal. ``others`` are further models, under the settings of the first."""
+    """Serve until a signal. Returns when all running requests have finished, or after ``drain_s``. ``on_drain`` is called
+    at the signal. ``others`` are further models, served with the settings of the first."""
     services = [service, *others]
 
     def drain() -> None:
@@ -73,9 +73,9 @@ class Signals:
     """What a served application does on a signal."""
 
     drain: Callable[[], None]
-    """SIGTERM or SIGINT: no new requests come after it. A second signal ends the process at once."""
+    """Called at SIGTERM or SIGINT: no new requests follow. A second signal ends the process at once."""
     hang_up: Callable[[], None] | None
-    """SIGHUP; None leaves the signal as it is."""
+    """Called at SIGHUP; None leaves the signal's default."""
 
 
 def serve_app(

@@ -18,9 +18,9 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache
 from outrider.cache.prefixes import prefix_tree
 from outrider.core.method import Method
-from outrider.engine.exchange import Learner
 from outrider.engine.job import Slots
 from outrider.engine.memory import MemoryModel
+from outrider.engine.replace_drafter import Learner
 from outrider.engine.scheduler import Scheduler
 from outrider.methods import METHODS
 from outrider.policies.fixed import Fixed, FixedOptions
@@ -30,18 +30,18 @@ from outrider.server.failures import ApiError, busy, late
 from outrider.server.intake import Intake
 from outrider.server.json_text import JsonAnswer
 from outrider.server.keys import KeyRing
-from outrider.server.learning import Lessons
+from outrider.server.learning import ServerLearner
 from outrider.server.leaving import EventStream, unless_left
 from outrider.server.metrics import Metrics
 from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane, method_of
 from outrider.server.settings import ServerSettings
-from outrider.server.spans import Ended, NoSpans, Spans
+from outrider.server.spans import Ended, NoSpans, Spans, ToldRounds
 from outrider.server.transcript import Added
 from outrider.server.worker import Ticket, Worker
 
 _CLIENT_LEFT = 499
-_READING_ROUNDS = 1.0
-"""A request becomes at most twice as slow while the prompts of others are read."""
+_READING_ROUNDS = 0.5
+"""Reading other requests' prompts makes a request take at most 1 + this many times as long."""
 _LOGIT_COPIES = 2 * 4
 """Bytes per vocabulary entry of a node: raw and adjusted logits, float32."""
 
@@ -77,8 +77,8 @@ class Service:
         self.intake = Intake(llm, settings, self.metrics)
         self._memory = _memory_model(llm, settings)
         self._install = install or llm.replace_draft
-        lessons = Lessons(learner, self.metrics, swap=self._swap)
-        self.worker = Worker(self._new_scheduler, llm.codec, metrics=self.metrics, lessons=lessons)
+        server_learner = ServerLearner(learner, self.metrics, swap=self._swap)
+        self.worker = Worker(self._new_scheduler, llm.codec, metrics=self.metrics, learner=server_learner)
         self.num_active = 0
         self.is_draining = False
 
@@ -100,14 +100,27 @@ class Service:
             return self._at_length(self._find_method(lane.method), lane)
         return self.llm.method if lane == DEFAULT_LANE else self.llm.compose(lane)
 
+    def prepare(self, *, is_warm: bool) -> None:
+        """Do in advance what would delay the first requests.
+
+        This reads the vocabulary for grammars, and measures what rounds cost with the model's own method and with a
+        prediction. Measuring takes a second, once per machine. Captured rounds are tried only if a warm-up made them.
+        After that only the rounds of requests are measured.
+        """
+        self.intake.grammars.prepare()
+        if is_warm or not self.llm.target.traits.can_be_captured:
+            for lane in (DEFAULT_LANE, PredictedLane(())):
+                self._find_method(lane).policy.start(1)
+            self.llm.prices.is_serving = True
+
     def _at_length(self, method: Method, lane: FixedLane) -> Method:
-        """The same method with a fixed draft length; its tree may have as many nodes as by default."""
+        """The same method with a fixed draft length. Its tree may have as many nodes as by default."""
         defaults = METHODS[lane.method or self.llm.method_name].defaults or {}
         nodes = max(defaults.get("num_tree_nodes", 0), lane.num_draft_tokens)
         return replace(method, policy=Fixed(FixedOptions(lane.num_draft_tokens, nodes)))
 
     def _swap(self, better: Any) -> None:
-        """Every lane whose drafter has weights goes on with what was learned."""
+        """Give the learned weights to every lane whose drafter has weights."""
         self._install(better)
         named = {lane: method_of(lane) for lane in self.worker.scheduler.lanes}
         drafting = [lane for lane, name in named.items() if name == DEFAULT_LANE or (name and _has_weights(name))]
@@ -116,14 +129,14 @@ class Service:
     def close(self) -> None:
         """Stop the engine and end the processes that compile grammars."""
         self.worker.stop()
-        self.worker.lessons.close()
+        self.worker.learner.close()
         self.intake.close()
         self.audit.close()
 
     async def answer(
         self, http: HttpRequest, order: Coroutine[Any, Any, Order], make_answer: Callable[[Order], Answer], *, stream: bool
     ) -> Response:
-        """The whole way of a request."""
+        """Run a request from order to answer."""
         try:
             self._check_room()
         except ApiError:
@@ -143,7 +156,7 @@ class Service:
                 self.num_active -= 1
 
     async def errand(self, http: HttpRequest, work: Generator[None, None, Any]) -> Any:
-        """The result of work for the engine's thread; None if the client left."""
+        """The result of work on the engine's thread; None if the client left."""
         self._check_room()
         self.num_active += 1
         try:
@@ -158,7 +171,7 @@ class Service:
             raise ApiError(503, "the engine is not running; the server's log says why", kind="server_error")
 
     async def _in_time(self, http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of work; None if the client left meanwhile, which ends the work."""
+        """The result of work; None if the client left, which cancels the work."""
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 return await unless_left(http, work)
@@ -168,12 +181,13 @@ class Service:
 
 @final
 class _Run:
-    """One request on its way."""
+    """One running request."""
 
     def __init__(self, service: Service, http: HttpRequest, ticket: Ticket, answer: Answer) -> None:
         self.service, self.http, self.ticket, self.answer = service, http, ticket, answer
         self.is_streaming = False
         self._first: float | None = None
+        self._rounds = ToldRounds()
         self._deadline = asyncio.get_running_loop().time() + service.settings.timeout_s
 
     async def whole(self) -> Response:
@@ -185,7 +199,7 @@ class _Run:
             self.close()
 
     async def stream(self) -> Response:
-        """The first delta is awaited before the status is sent, so that refusals are proper errors."""
+        """Stream the answer. The first delta is awaited before the status is sent, so that refusals have a proper status."""
         deltas = self.ticket.deltas()
         try:
             first = await unless_left(self.http, self._next(deltas))
@@ -223,6 +237,8 @@ class _Run:
         if self._first is None:
             self._first = time.perf_counter()
             self.service.metrics.first_token.observe(self._first - self.ticket.created)
+        if delta.told is not None:
+            self._rounds.add(delta.told)
         self.answer.add(delta)
 
     async def _events(self, delta: Added, deltas: AsyncIterator[Added]) -> AsyncIterator[str]:
@@ -242,7 +258,7 @@ class _Run:
             yield text
 
     def _note(self) -> None:
-        """Histograms, and what the log says of it."""
+        """Update the histograms, and return the request's log fields."""
         now, written = time.perf_counter(), self.answer.num_tokens
         self.service.metrics.latency.observe(now - self.ticket.created)
         if self._first is not None and written > 1:
@@ -251,11 +267,13 @@ class _Run:
         said = {"prompt_tokens": self.answer.order.num_prompt_tokens, "completion_tokens": written}
         said |= {"tokens_per_pass": round(stats["tokens_per_pass"], 3), "finished": self.answer.is_finished}
         self.http.scope.setdefault("outrider.log", {}).update(said)
-        ended = Ended(self.ticket.created, self._first, now, self.answer.is_finished, self._attributes(stats, written))
+        rounds = self._rounds.kept, self._rounds.num_left_out
+        about = self._attributes(stats, written)
+        ended = Ended(self.ticket.created, self._first, now, self.answer.is_finished, about, *rounds)
         self.service.spans.tell(ended, self.http.headers)
 
     def _attributes(self, stats: Mapping[str, Any], written: int) -> dict[str, Any]:
-        """What a span says of the request."""
+        """The attributes of the request's span."""
         usage = {"input_tokens": self.answer.order.num_prompt_tokens, "output_tokens": written}
         names = {"request.model": self.service.name, "response.model": self.service.name, "operation.name": "text_completion"}
         told = {f"gen_ai.usage.{name}": count for name, count in usage.items()}

@@ -12,71 +12,71 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where to listen and how much to take."""
+    """Where to listen, and the limits of requests."""
 
     host: str = "127.0.0.1"
-    """Loopback, unless told otherwise."""
+    """Address to listen on; only this machine by default."""
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    """Any of them opens /v1; none means no key is asked for."""
+    """Keys that open /v1. Empty: no key is required."""
     max_rows: int = 32
-    """Requests that share rounds."""
+    """Most requests that share rounds."""
     max_requests: int = 256
-    """Requests in the server, waiting ones included; more are answered 429."""
+    """Most requests in the server, waiting ones included. Further ones get status 429."""
     max_choices: int = 16
     """Most prompts times ``n`` of one request."""
     max_tokens: int = 4096
     """Most tokens a request may ask for."""
     default_tokens: int = 256
-    """Tokens of a chat answer that names no limit."""
+    """Default number of tokens of a chat answer."""
     max_body_bytes: int = 4_000_000
     max_body_values: int = 300_000
     """Most values of a body, counted by its commas."""
     max_image_pixels: int = 16_000_000
     """Largest image of a prompt, before the model's processor makes it smaller."""
     max_images: int = 8
-    """Most images of one prompt."""
+    """Most images in one prompt."""
     timeout_s: float = 600.0
     """Longest a request may take."""
     drain_s: float = 60.0
-    """Time that running requests get to finish after SIGTERM."""
+    """Time for running requests to finish after SIGTERM."""
     prefill_tokens: int = 512
     """Prompt tokens read between two rounds."""
     memory_budget: int | None = None
-    """Bytes for caches and logits; trees shrink and requests wait to stay within."""
+    """Bytes for caches and logits. To stay within them, trees shrink and requests wait."""
     prefix_bytes: int = 256_000_000
-    """Bytes for shared beginnings; 0 shares nothing."""
+    """Bytes for the prefix cache; 0 turns it off."""
     grouping: str = "ragged"
     """Which rows share a round (``engine/grouping.py``)."""
 
     api_key_file: str | None = None
-    """Keys with limits of their own (``keys.py``); read again when it changes."""
+    """File of keys with limits (``keys.py``); read again when it changes."""
     audit_log: str | None = None
-    """File that gets a line for every request: who asked what when, never the text."""
+    """File with a line for every request: who asked what and when, never the text."""
     cors_origins: tuple[str, ...] = ()
     """Sites whose pages may call the API from a browser; "*" for all."""
     tls_cert: str | None = None
     tls_key: str | None = None
     replica: str = "0"
-    """Which of several servers this is: a label of its metrics."""
+    """Name of this server among several: a label of its metrics."""
     header_timeout_s: float = 10.0
-    """Longest that the headers of a request may take."""
+    """Longest time for the headers of a request."""
     max_connections: int = 2048
-    """Connections of all clients; fewer where the process may not have so many files."""
+    """Most connections of all clients; fewer if the process may not open so many files."""
     max_client_connections: int = 1024
-    """Connections of one address."""
+    """Most connections of one address."""
     grammar_workers: int = 2
-    """Grammars that are compiled at once, each tried in a process of its own first."""
+    """Grammars compiled at once. Each is first tried in a process of its own."""
     grammar_queue: int = 16
-    """Grammars of one client that may wait to be compiled."""
+    """Most grammars of one client that wait to be compiled."""
     grammar_timeout_s: float = 3.0
-    """Longest that compiling a grammar may take."""
+    """Processor time for compiling a grammar. The wall-clock limit is four times that."""
     grammar_bytes: int = 512_000_000
-    """Memory that compiling a grammar may take."""
+    """Memory for compiling a grammar."""
     grammar_cache_bytes: int = 64_000_000
-    """Compiled grammars that are kept for those who ask again."""
+    """Bytes of compiled grammars that are cached."""
     grammar_idle_s: float = 30.0
-    """A process that compiles grammars ends when nobody asked it for so long."""
+    """Seconds without work after which a grammar process ends."""
     schema_bytes: int = 131_072
     """Largest schema, regular expression or grammar."""
     schema_depth: int = 64

@@ -26,7 +26,7 @@ class FunctionName(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """The one tool that has to be called."""
+    """The one tool that must be called."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["function"] = "function"
@@ -40,7 +40,7 @@ class AllowedNames(BaseModel):
 
 
 class AllowedTools(BaseModel):
-    """The tools that may be called, of those that are given."""
+    """The tools that may be called."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["allowed_tools"]

@@ -11,19 +11,24 @@ from outrider.server.failures import ApiError
 from outrider.server.protocol import ChatRequest
 from outrider.server.tool_protocol import AllowedTools, FunctionName, FunctionSpec, ToolChoice
 
+NUM_CALLS = {"minItems": 1, "maxItems": 16}
+"""How many calls an answer with several of them makes. Without an end, a small model could write calls up to its last token."""
+
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """What a request wants of its tools."""
+    """Which tools an answer may or must call."""
 
     specs: tuple[FunctionSpec, ...] = ()
     """Tools that may be called."""
     function: str | None = None
-    """The only one that may be: the answer is its arguments."""
+    """The one tool that must be called. The answer is its arguments."""
     must_call: bool = False
-    """One of several has to be called: the answer is ``{"name": ..., "arguments": ...}``."""
+    """Whether some of several tools must be called. A call is then ``{"name": ..., "arguments": ...}``."""
+    is_parallel: bool = False
+    """Whether the answer may make several of these calls. It is then an array of them."""
     is_legacy: bool = False
-    """Asked for as ``functions``, so answered as ``function_call``."""
+    """Whether tools were given as ``functions``, so that calls are returned as ``function_call``."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,10 +38,13 @@ class ToolPlan:
         return [{"type": "function", "function": spec.model_dump(exclude_none=True)} for spec in self.specs]
 
     def schema(self) -> Mapping[str, Any] | None:
-        """What the whole answer has to be; None leaves it to the model."""
+        """The schema of the whole answer; None leaves it to the model."""
         if self.function is not None:
             return _parameters(next(spec for spec in self.specs if spec.name == self.function))
-        return {"anyOf": [_call_schema(spec) for spec in self.specs]} if self.must_call else None
+        if not self.must_call:
+            return None
+        call = {"anyOf": [_call_schema(spec) for spec in self.specs]}
+        return {"type": "array", "items": call, **NUM_CALLS} if self.is_parallel else call
 
 
 def plan_tools(body: ChatRequest) -> ToolPlan:
@@ -44,7 +52,7 @@ def plan_tools(body: ChatRequest) -> ToolPlan:
     if body.functions is not None:
         return _planned(tuple(body.functions), _legacy_choice(body), is_legacy=True)
     specs = tuple(tool.function for tool in body.tools or ())
-    return _planned(specs, body.tool_choice)
+    return _planned(specs, body.tool_choice, is_parallel=body.parallel_tool_calls)
 
 
 def _legacy_choice(body: ChatRequest) -> str | ToolChoice | None:
@@ -54,7 +62,11 @@ def _legacy_choice(body: ChatRequest) -> str | ToolChoice | None:
 
 
 def _planned(
-    specs: tuple[FunctionSpec, ...], choice: str | ToolChoice | AllowedTools | None, *, is_legacy: bool = False
+    specs: tuple[FunctionSpec, ...],
+    choice: str | ToolChoice | AllowedTools | None,
+    *,
+    is_legacy: bool = False,
+    is_parallel: bool = False,
 ) -> ToolPlan:
     if isinstance(choice, AllowedTools):
         specs = tuple(_named(specs, tool.function.name) for tool in choice.allowed_tools.tools)
@@ -67,7 +79,7 @@ def _planned(
         raise ApiError(400, "tool_choice is 'required' and there are no tools; give some, or use 'auto'", param="tool_choice")
     if choice == "required" and len(specs) == 1:
         return ToolPlan(specs, specs[0].name, is_legacy=is_legacy)
-    return ToolPlan(specs, must_call=choice == "required", is_legacy=is_legacy)
+    return ToolPlan(specs, must_call=choice == "required", is_legacy=is_legacy, is_parallel=is_parallel)
 
 
 def _named(specs: tuple[FunctionSpec, ...], name: str) -> FunctionSpec:

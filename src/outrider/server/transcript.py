@@ -5,6 +5,7 @@ Text that could still become a stop string is held back, so what was sent is nev
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -13,6 +14,7 @@ from outrider.core.report import Progress
 from outrider.core.request import FinishReason, Request, RequestState, Stats, TokenLogprob
 from outrider.core.trace import Round
 from outrider.server.prompt_scores import PromptToken
+from outrider.server.spans import ToldRound
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,21 +26,23 @@ class Added:
     num_tokens: int
     logprobs: list[TokenLogprob]
     round: dict[str, Any] | None = None
-    """The round's tree in words, for those who asked."""
+    """The round's tree as text, if it was asked for."""
     finish_reason: str | None = None
     stats: Stats | None = None
-    """What the request took. Only the last addition has it."""
+    """The request's statistics, in the last addition only."""
     seed: int = 0
     prompt: list[PromptToken] | None = None
-    """Scores of the prompt, if they were asked for. Only the first addition has them."""
+    """Scores of the prompt, if asked for, in the first addition only."""
+    told: ToldRound | None = None
+    """The round in numbers, for the request's span."""
 
 
 @dataclass(frozen=True)
 class SharedPass:
-    """The pass of the target that a round was part of."""
+    """The target pass that a round was part of."""
 
     number: int
-    """Rounds of requests with the same number shared one pass."""
+    """Number of the pass. Rounds with the same number shared it."""
     num_rows: int
     """Requests in it."""
     num_nodes: int
@@ -57,7 +61,7 @@ class Transcript:
     num_shown: int = 0
     num_logprobs: int = 0
     prompt: list[PromptToken] | None = None
-    """Scores of the prompt, until they are sent."""
+    """Scores of the prompt that are not sent yet."""
 
     def __post_init__(self) -> None:
         self._pieces = self.codec.new_stream(self.request.prompt_ids, skip_special_tokens=False)() if self.traced else None
@@ -72,19 +76,26 @@ class Transcript:
         reason = state.finish_reason.value if state.finish_reason else None
         stats = state.stats if finished else None
         prompt, self.prompt = self.prompt, None
-        return Added(self.choice, delta, len(step.new_tokens), logprobs, seen, reason, stats, state.seed, prompt)
+        told = self._told(step, shared)
+        return Added(self.choice, delta, len(step.new_tokens), logprobs, seen, reason, stats, state.seed, prompt, told)
 
     def only_scored(self) -> Added:
-        """The answer to somebody who wanted no text, only scores of the prompt."""
+        """The answer to a request for prompt scores without text."""
         return Added(self.choice, "", 0, [], finish_reason=FinishReason.LENGTH.value, stats=Stats(), prompt=self.prompt)
 
     def _whole(self, state: RequestState) -> str:
-        """The final text: cut at a stop string, and without the token that ended it."""
+        """The final text, cut at a stop string and without the token that ended it."""
         if isinstance(state.stop_match, str):
             return state.text
         ids = state.output_ids[:-1] if state.finish_reason is FinishReason.STOP else state.output_ids
         skip = state.params.skip_special_tokens
         return self.codec.decode(ids, prompt_ids=state.request.prompt_ids, skip_special_tokens=skip)
+
+    def _told(self, step: Progress, shared: SharedPass) -> ToldRound:
+        report, row = step.report, step.row
+        counts = report.drafted[row], report.accepted[row], len(step.new_tokens)
+        reason = report.reason.code.value if report.reason else ""
+        return ToldRound(self.choice, time.perf_counter(), report.seconds, shared.number, *counts, reason)
 
     def _described(self, seen: Round, shared: SharedPass) -> dict[str, Any]:
         assert self._pieces is not None
@@ -94,7 +105,7 @@ class Transcript:
 
 
 def _num_held_back(state: RequestState) -> int:
-    """Length of the longest end of the text with which a stop string begins."""
+    """Length of the longest suffix of the text that begins a stop string."""
     text = state.text
     ends = (size for stop in state.params.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return max(ends, default=0)

@@ -1,8 +1,12 @@
-"""A process that tries grammars (``codecs/grammar_trial.py``) and is killed when one takes too long or nobody waits."""
+"""A process that tries grammars (``codecs/grammar_trial.py``) and is killed when one takes too long or nobody waits.
+
+It yields to the engine: passes share their work among all cores, and wait for the slowest of them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,11 +17,15 @@ from typing import Any, final
 from outrider.codecs import grammar_trial
 
 _START_S = 60.0
-"""Longest that a process may take to read the vocabulary."""
+"""Longest time for a process to read the vocabulary."""
+_PATIENCE = 4
+"""Wall-clock limit of a trial, as a multiple of its processor time."""
+_NICE = 10
+"""How much lower a trial's priority is than the server's. Beside a busy engine it gets a tenth of a core."""
 
 
 class TrialEnded(Exception):  # noqa: N818
-    """The process was killed, or died, before it had an answer."""
+    """The process was killed or died before it answered."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +33,23 @@ class Tried:
     """What a trial found."""
 
     error: str
-    """Empty for a grammar that can be used."""
+    """The error; empty if the grammar can be used."""
     seconds: float
     num_bytes: int
 
 
 @final
-class Trial:
-    """One process. Blocking: ``ask`` belongs on a thread, ``kill`` may come from any other."""
+class TrialProcess:
+    """One process. ``ask`` blocks, so it belongs on a thread; ``kill`` may be called from any other."""
 
-    def __init__(self, tokenizer: str, end_ids: list[int], *, max_bytes: int) -> None:
+    def __init__(self, first: bytes) -> None:
+        """``first`` is the result of ``first_line``. Starting takes milliseconds, so it belongs on a thread too."""
         command = [sys.executable, "-P", grammar_trial.__file__]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
-        )
-        self._first = {"tokenizer": tokenizer, "end_ids": end_ids, "max_bytes": max_bytes}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if sys.platform != "win32":
+            with suppress(OSError):  # it has ended already, or may not be changed
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+        self._first = first
         self._is_ready = False
 
     @property
@@ -47,11 +57,11 @@ class Trial:
         return self._process.poll() is None
 
     def ask(self, source: str, *, seconds: float) -> Tried:
-        """Try a grammar; ``TrialEnded`` if there is no answer within ``seconds``."""
+        """Try a grammar. Raises ``TrialEnded`` after ``seconds`` of processor time, or a few times that by the clock."""
         if not self._is_ready:
             self._exchange(self._first, _START_S)
             self._is_ready = True
-        answer = self._exchange(source, seconds)
+        answer = self._exchange(_line({"source": source, "seconds": seconds}), _PATIENCE * seconds)
         return Tried(answer["error"], answer["seconds"], answer["bytes"])
 
     def kill(self) -> None:
@@ -66,19 +76,28 @@ class Trial:
                 with suppress(OSError):
                     pipe.close()
 
-    def _exchange(self, question: Any, seconds: float) -> dict[str, Any]:
+    def _exchange(self, question: bytes, seconds: float) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         timer = threading.Timer(seconds, self.kill)
         timer.daemon = True
         timer.start()
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.write(question)
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except (OSError, ValueError):
-            line = ""
+            line = b""
         finally:
             timer.cancel()
-        if not line.endswith("\n"):
+        if not line.endswith(b"\n"):
             raise TrialEnded
         return json.loads(line)
+
+
+def first_line(tokenizer: str, end_ids: list[int], *, max_bytes: int) -> bytes:
+    """The first line that a process reads. It has megabytes for a large vocabulary, so make it once."""
+    return _line({"tokenizer": tokenizer, "end_ids": end_ids, "max_bytes": max_bytes})
+
+
+def _line(question: Any) -> bytes:
+    return json.dumps(question).encode() + b"\n"

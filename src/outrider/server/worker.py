@@ -28,7 +28,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.server.errands import Errand
 from outrider.server.failures import ApiError, broken, failed
 from outrider.server.intake import refusal
-from outrider.server.learning import Lessons
+from outrider.server.learning import ServerLearner
 from outrider.server.metrics import Metrics
 from outrider.server.order import Order, is_passing
 from outrider.server.prompt_scores import PromptScores
@@ -41,7 +41,7 @@ _IDLE_S = 0.2
 @final
 @dataclass(eq=False)
 class Ticket:
-    """An order in the worker, and the way back to who gave it."""
+    """An order in the worker, and the queue back to its client."""
 
     order: Order
     loop: asyncio.AbstractEventLoop
@@ -49,7 +49,7 @@ class Ticket:
     created: float = field(default_factory=time.perf_counter)
     ids: list[int] = field(default_factory=list)
     choices: list[tuple[RequestState, Transcript]] = field(default_factory=list)
-    """Choices that wait for the scores of their prompts."""
+    """Choices that wait for their prompts' scores."""
 
     def tell(self, event: Added | ApiError) -> None:
         try:
@@ -58,7 +58,7 @@ class Ticket:
             return
 
     async def deltas(self) -> AsyncIterator[Added]:
-        """What happens to the order, until all of its choices are finished."""
+        """The deltas of the order, until all of its choices are finished."""
         open_choices = len(self.order.requests)
         while open_choices:
             event = await self.events.get()
@@ -78,10 +78,10 @@ class Worker:
         codec: TextCodec,
         *,
         metrics: Metrics,
-        lessons: Lessons,
+        learner: ServerLearner,
     ) -> None:
         """``make_scheduler`` is called again after a failure."""
-        self.lessons = lessons
+        self.learner = learner
         self._make_scheduler = make_scheduler
         self._codec = codec
         self._metrics = metrics
@@ -91,7 +91,7 @@ class Worker:
         self._tickets: dict[int, Ticket] = {}
         self._transcripts: dict[int, Transcript] = {}
         self._scoring: list[tuple[Ticket, dict[tuple[int, ...], PromptScores]]] = []
-        """Orders whose prompts are scored first, with what is known of each prompt."""
+        """Orders whose prompts are scored first, with the scores so far."""
         self.scheduler = make_scheduler()
         self.num_failures = 0
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -104,13 +104,13 @@ class Worker:
         return self._thread.is_alive()
 
     def submit(self, order: Order) -> Ticket:
-        """Take an order from the event loop. What becomes of it arrives in ``Ticket.deltas``."""
+        """Submit an order from the event loop. Its results arrive in ``Ticket.deltas``."""
         ticket = Ticket(order, asyncio.get_running_loop(), asyncio.Queue())
         self._inbox.put(("submit", ticket))
         return ticket
 
     async def run_errand(self, work: Generator[None, None, Any]) -> Any:
-        """Do work between rounds and return its result. Called from the event loop."""
+        """Run work between rounds and return its result. Called from the event loop."""
         errand = Errand(work, asyncio.get_running_loop().create_future())
         self._inbox.put(("errand", errand))
         return await errand.result
@@ -127,7 +127,7 @@ class Worker:
         while self._take_orders():
             try:
                 self._metrics.engine(self.scheduler)
-                self.lessons.between_rounds(is_idle=self.scheduler.is_idle)
+                self.learner.between_rounds(is_idle=self.scheduler.is_idle)
                 if self._scoring:
                     self._score()
                 if self._errands and self._errands[0].advance(self._failure):
@@ -140,7 +140,7 @@ class Worker:
                 self._recover(error)
 
     def _take_orders(self) -> bool:
-        """Empty the inbox; wait for something where nothing runs. False when it is time to stop."""
+        """Empty the inbox, waiting for something if nothing runs. False if it is time to stop."""
         try:
             wait = self.scheduler.is_idle and not self._scoring and not self._errands
             while True:
@@ -174,7 +174,7 @@ class Worker:
             self._scoring.append((ticket, {}))
 
     def _admit(self, ticket: Ticket) -> None:
-        """Let the choices of an order into the scheduler."""
+        """Add an order's choices to the scheduler."""
         order, choices = ticket.order, ticket.choices
         ticket.choices = []
         for state, transcript in choices:
@@ -185,11 +185,10 @@ class Worker:
             ticket.ids.append(number)
             self._tickets[number] = ticket
             self._transcripts[number] = transcript
-            limits = (order.max_draft, order.priority, order.shares_prefix)
-            self.scheduler.submit(Job(number, state, order.lane, *limits, traced=order.trace))
+            self.scheduler.submit(Job(number, state, order.lane, order.priority, order.shares_prefix, traced=order.trace))
 
     def _score(self) -> None:
-        """Score a few more tokens of the prompts of the order that came first; let it in when all are scored."""
+        """Score more tokens of the first waiting order's prompts. Admit the order when all are scored."""
         ticket, known = self._scoring[0]
         try:
             for state, transcript in ticket.choices:
@@ -210,7 +209,7 @@ class Worker:
         for request in order.requests:
             self.scheduler.check(request, order.lane)
         return [
-            (RequestState.of(request), Transcript(choice, request, self._codec, traced=order.trace))
+            (RequestState.of(request, max_draft=order.max_draft), Transcript(choice, request, self._codec, traced=order.trace))
             for choice, request in enumerate(order.requests)
         ]
 
@@ -221,7 +220,7 @@ class Worker:
         self._metrics.finished.labels("abort").inc(num_left)
 
     def _drop(self, ticket: Ticket) -> int:
-        """Forget all choices of an order that are still here; returns how many there were."""
+        """Drop all remaining choices of an order; returns their number."""
         left = [number for number in ticket.ids if number in self._tickets]
         for number in left:
             self.scheduler.cancel(number)
@@ -262,10 +261,10 @@ class Worker:
             self._metrics.finished.labels(added.finish_reason or "").inc()
         ticket.tell(added)
         if step.state.is_finished:
-            self.lessons.ended(step.state)
+            self.learner.ended(step.state)
 
     def _failure(self, error: Exception) -> ApiError:
-        """What one order is told of its own failure: what it asked for was not possible, or we have a defect."""
+        """The error for an order that failed: its request was not possible, or there is a defect."""
         if isinstance(error, OutriderError):
             return refusal(error)
         _LOG.error("a request failed", exc_info=error)
@@ -273,11 +272,12 @@ class Worker:
         return failed(type(error).__name__)
 
     def _recover(self, error: Exception) -> None:
-        """A defect of ours: everybody is told, and the engine begins again."""
+        """After a defect: end all requests with an error, and start the engine again."""
         _LOG.error("the engine failed", exc_info=error)
         self.num_failures += 1
         self._metrics.failures.inc()
         self._fail(broken(type(error).__name__))
+        self.scheduler.give_up()
         self.scheduler = self._make_scheduler()
 
     def _fail(self, error: ApiError) -> None:

@@ -31,12 +31,12 @@ from outrider.train.objective import BatchOutcome, Objective
 
 @dataclass(frozen=True)
 class AcceptanceSettings:
-    """What is asked of the head, and its shape."""
+    """The guesses that the head predicts, and its shape."""
 
     temperature: float = 0.0
-    """0: the likeliest token is guessed; above: guesses are drawn at this temperature."""
+    """0 guesses the likeliest token; above 0, guesses are sampled at this temperature."""
     reject_weight: float = 1.0
-    """Weight of the rejected part of the loss. The paper uses 6; with 1 the predictions are calibrated chances."""
+    """Weight of the rejected part of the loss. The paper uses 6. With 1 the predictions are calibrated probabilities."""
     width: int = 32
     num_blocks: int = 3
     chunk: int = 1 << 24
@@ -49,7 +49,7 @@ class AcceptanceSettings:
 
 @final
 class AcceptanceObjective(Objective):
-    """A head against the fate of a frozen draft's guesses."""
+    """Trains a head to predict whether a frozen draft's guesses are accepted."""
 
     name = "acceptance-head"
     taps = ()
@@ -75,11 +75,11 @@ class AcceptanceObjective(Objective):
         self.head.folded(self.draft.readout).save(folder, {**notes, "draft": self.draft.origin.name})
 
     def verdict(self, length: float) -> str:
-        """Says nothing about decoding: the loop's "accepted length" is one more than the share."""
+        """Explains the loop's "accepted length", which is not one here: it is one more than the share of right predictions."""
         return f"{length - 1:.1%} of the guesses' fates predicted (held out), share"
 
     def _chunk(self, states: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses, and where the prediction is right."""
+        """The losses, and where the prediction is right."""
         with torch.no_grad():
             guesses, log_q, label = self._fates(self.draft.logits(states).float(), self.target.logits(last).float())
         odds = self.head(states.float(), guesses, log_q).float()
@@ -88,7 +88,7 @@ class AcceptanceObjective(Objective):
         return losses, (odds > 0) == (label > 0.5)
 
     def _fates(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Guesses, their log-probabilities under the draft, and the chance of each to be accepted."""
+        """Guesses, their log-probabilities under the draft, and their acceptance probabilities."""
         if self.settings.temperature == 0:
             guesses = q.argmax(-1)
             label = (guesses == p.argmax(-1)).float()

@@ -25,18 +25,18 @@ from outrider.vision.prompts import EmbeddedPrompt, Vision
 
 @dataclass(frozen=True)
 class Document:
-    """Tokens, and from which one on they count: a prompt is read, not learned."""
+    """Tokens, and the first one that is learned: a prompt is read but not learned."""
 
     tokens: tuple[int, ...]
     begin: int = 0
     counted: tuple[int, ...] | None = None
-    """The places that count, where it is not all of them from ``begin`` on."""
+    """Positions to learn; None for all from ``begin`` on."""
     seen: Callable[[], EmbeddedPrompt] | None = None
-    """Reads the images in its prompt, which is where it begins; None for text."""
+    """Reads the images of its prompt; None for text."""
 
     @staticmethod
     def with_images(vision: Vision, prompt: Sequence[int], images: Sequence[Any], answer: Sequence[int]) -> Document:
-        """A prompt with a placeholder for each image, and what is learned after it."""
+        """A prompt with a placeholder for each image, and the answer to learn."""
         seen = partial(vision.prompt, list(prompt), list(images))
         ids = seen().ids
         return Document((*ids, *answer), len(ids), seen=seen)
@@ -44,7 +44,7 @@ class Document:
 
 @final
 class Corpus:
-    """Documents to learn from and documents to judge by."""
+    """Documents for training, and held-out documents for evaluation."""
 
     def __init__(self, train: Sequence[Document], held_out: Sequence[Document]) -> None:
         self.train, self.held_out = train, held_out
@@ -52,7 +52,7 @@ class Corpus:
 
     @staticmethod
     def of(documents: Sequence[Document], *, held_out: int) -> Corpus:
-        """Set ``held_out`` documents aside."""
+        """Hold out ``held_out`` documents."""
         order = sorted(range(len(documents)), key=lambda i: digest_of(documents[i]))
         apart = set(order[:held_out])
         train = [document for i, document in enumerate(documents) if i not in apart]
@@ -64,7 +64,7 @@ class Corpus:
         return Corpus(train, [documents[i] for i in order[:held_out]])
 
     def batch(self, step: int, size: int, seed: int) -> list[Document]:
-        """The documents of a step: a fresh order in every epoch."""
+        """The documents of a step. Every epoch has a new order."""
         count = len(self.train)
         found: list[Document] = []
         for place in range(step * size, (step + 1) * size):
@@ -81,15 +81,15 @@ class Corpus:
 
 
 def digest_of(document: Document) -> bytes:
-    """Digest of a document, by its tokens alone."""
+    """A digest of a document's tokens."""
     return hashlib.blake2b(np.asarray(document.tokens, dtype=np.int64).tobytes(), digest_size=8).digest()
 
 
 def read_documents(
     files: Sequence[Path], codec: TextCodec | None, *, max_len: int, min_len: int = 8, vision: Vision | None = None
 ) -> list[Document]:
-    """All documents of the files, cut into pieces of at most ``max_len`` tokens. ``vision`` reads those with images, which lose
-    their end instead."""
+    """All documents of the files, split into pieces of at most ``max_len`` tokens. ``vision`` reads documents with
+    images, which are truncated instead."""
     found: list[Document] = []
     for file in files:
         if not file.is_file():
@@ -127,7 +127,7 @@ def _documents(file: Path, codec: TextCodec | None, vision: Vision | None) -> It
 
 
 def _arrays(file: Path) -> Iterator[Document]:
-    """Tokens [N, L], or tokens [N] with the documents' beginnings in a file NAME_starts.npy beside."""
+    """Tokens [N, L], or tokens [N] with the documents' offsets in a file NAME_starts.npy beside it."""
     tokens = np.load(file)
     if tokens.ndim == 2:
         yield from (Document(tuple(row)) for row in tokens.tolist())
@@ -156,7 +156,7 @@ def _from_json(line: str, codec: TextCodec | None, vision: Vision | None, place:
 
 
 def _with_images(value: dict[str, Any], codec: TextCodec | None, vision: Vision | None, place: str) -> Document:
-    """A prompt with images, named by their files relative to the data's, and the answer."""
+    """A prompt with images, named by files relative to the data file, and its answer."""
     if vision is None:
         raise OptionError(f"{place} has images and the target reads text; train with a vision-language target")
     if not isinstance(value.get("prompt"), str) or not isinstance(value.get("text"), str):
@@ -167,7 +167,7 @@ def _with_images(value: dict[str, Any], codec: TextCodec | None, vision: Vision 
 
 
 def _conversation(messages: Sequence[dict[str, str]], codec: TextCodec) -> Document:
-    """The rendered conversation; what stands before the first answer is its prompt."""
+    """The rendered conversation. Everything before the first answer is its prompt."""
     known = [_message(message) for message in messages]
     first = next((i for i, message in enumerate(known) if message["role"] == "assistant"), len(known))
     render: Callable[..., list[int]] = codec.encode_chat
@@ -176,7 +176,7 @@ def _conversation(messages: Sequence[dict[str, str]], codec: TextCodec) -> Docum
 
 
 def _message(message: dict[str, str]) -> dict[str, str]:
-    """Also understands ShareGPT's names."""
+    """A message; ShareGPT's field names are accepted too."""
     role = message.get("role") or {"human": "user", "gpt": "assistant"}.get(message.get("from", ""), "user")
     return {"role": role, "content": message.get("content") or message.get("value", "")}
 

@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 @final
 @dataclass(frozen=True)
 class Team:
-    """The processes of a run, and which one this is."""
+    """The processes of a run, and the rank of this one."""
 
     rank: int = 0
     size: int = 1
@@ -65,7 +65,7 @@ class Team:
         return found
 
     def divided(self, objective: Objective) -> Callable[[PackedTexts], BatchOutcome]:
-        """The objective with its module divided among the processes. Replaces the module's parameters."""
+        """The objective with its module sharded among the processes. Replaces the module's parameters."""
         if self.size == 1:
             return objective
         module = _Whole(objective)
@@ -97,7 +97,7 @@ def team_of_torchrun(device: str | None) -> Iterator[str | None]:
 
 @final
 class _Whole(nn.Module):
-    """An objective as one module: what is gathered before it and scattered after it."""
+    """An objective as one module, so that its weights are gathered and scattered together."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _Whole(nn.Module):
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """Whole parameters in place of divided ones, to be saved. All processes must come here; nothing may be changed."""
+    """Full parameters in place of sharded ones, for saving. All processes must call this; nothing may be changed."""
     module.state_dict()  # whatever is still gathered from the last pass is divided again first
     divided: list[tuple[nn.Module, str, nn.Parameter]] = []
     for part in module.modules():
@@ -127,7 +127,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 
 def whole(value: Any) -> Any:
-    """The same nested state with divided tensors gathered. All processes must come here."""
+    """The same nested state with sharded tensors gathered. All processes must call this."""
     if isinstance(value, DTensor):
         return value.full_tensor().cpu()
     if isinstance(value, Mapping):
@@ -136,7 +136,7 @@ def whole(value: Any) -> Any:
 
 
 def divided_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, divided as another one is."""
+    """A full tensor, sharded like another one."""
     if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

@@ -35,7 +35,7 @@ from outrider.engine.generate import run
 from outrider.engine.step import Engine
 from outrider.models.adapter import new_adapter
 from outrider.models.heads import PackedTexts
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.student import Student
 from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.train.data import Document
@@ -45,27 +45,27 @@ from outrider.train.draft_lm import DraftLM
 from outrider.train.objective import BatchOutcome, Objective
 
 TEXT = "text"
-"""The loss on the tokens of the text itself, instead of the target's law."""
+"""Loss on the tokens of the text, instead of the target's law."""
 CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """What a draft model learns from."""
+    """Settings for training a draft model."""
 
     loss: str = "forward"
     on_policy: float = 0.0
-    """Share of the documents that the draft continues itself before they are learned from."""
+    """Share of the documents that the draft continues itself before they are learned."""
     kept: float = 0.4
-    """AdaSPEC: share of the places that count."""
+    """AdaSPEC: share of the positions that are learned."""
     num_depths: int = 4
-    """Length of the chains it is judged by."""
+    """Length of the chains by which checkpoints are evaluated."""
     chunk: int = CHUNK
-    """Most logits made at a time."""
+    """Most logits in memory at a time."""
     recompute: bool = True
-    """Make them again in the backward pass; False is faster where there is memory."""
+    """Recompute logits in the backward pass. False is faster if memory suffices."""
     compiled: bool = False
-    """Fuse the comparison of laws, for a GPU."""
+    """Compile the loss, for a GPU."""
 
     def __post_init__(self) -> None:
         if self.loss != TEXT:
@@ -80,7 +80,7 @@ class DistillSettings:
 def new_distillation(
     kind: str, target: Target, *, draft: str | None, reference: str | None, settings: DistillSettings
 ) -> DistillObjective:
-    """The objective of a draft model, by folder names."""
+    """The objective of a draft model, from folder names."""
     if draft is None:
         raise OptionError(f"training {kind!r} begins with a draft model; give --draft")
     if (kind == "adaspec") != (reference is not None):
@@ -93,7 +93,7 @@ def new_distillation(
 def distillation(
     kind: str, student: DraftLM, target: Target, settings: DistillSettings, *, reference: DraftLM | None = None
 ) -> DistillObjective:
-    """The objective of a draft model that is at hand."""
+    """The objective of a loaded draft model."""
     if student.config.vocab_size != target.vocab_size:
         sizes = f"{student.config.vocab_size} tokens and the target {target.vocab_size}"
         raise ModelError(f"{student.origin} has {sizes}; use a draft of the same vocabulary")
@@ -112,7 +112,7 @@ def new_kangaroo(name: str, target: Target, settings: DistillSettings, *, exit_l
 
 @final
 class DistillObjective(Objective):
-    """A student against the target's laws."""
+    """Trains a student on the target's laws."""
 
     def __init__(
         self, name: str, student: Student, target: Target, settings: DistillSettings, *, reference: Student | None = None
@@ -163,13 +163,14 @@ class DistillObjective(Objective):
         self.student.save(folder, notes)
 
     def _learnable(self, gain: Tensor, valid: Tensor) -> Tensor:
-        """The places whose loss exceeds the reference's most."""
+        """The positions whose loss exceeds the reference's most."""
         count = max(1, int(self.settings.kept * int(valid.sum())))
         least = gain.masked_fill(~valid, -torch.inf).flatten().topk(count).values[-1]
         return valid & (gain >= least)
 
     def places(self, batch: PackedTexts, states: Tensor, model: Student) -> tuple[Tensor, Tensor]:
-        """[R, L] divergence, and where the likeliest tokens agree, at places that count; logits exist for a few at a time."""
+        """[R, L] divergence and top-1 agreement at the learned positions. Logits are computed for a few positions at a
+        time."""
         counted = batch.valid(0).flatten().nonzero()[:, 0]
         flat = (part.flatten(0, 1)[counted] for part in (states, batch.last, batch.shifted(batch.tokens, 1)))
         size = max(1, self.settings.chunk // self.target.vocab_size)
@@ -194,7 +195,7 @@ Comparison = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def law_loss(name: str) -> Comparison:
-    """Divergence and agreement [N] of logits [N, V] with the target's logits and the tokens [N] that follow."""
+    """A function for divergence and top-1 agreement [N] of logits [N, V] with the target's logits and the next tokens [N]."""
     distance = divergence(name)
 
     def compare(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,13 +207,13 @@ def law_loss(name: str) -> Comparison:
 
 
 def text_loss(logits: Tensor, teacher: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and agreement [N] of logits [N, V] with the tokens [N] that follow."""
+    """Cross-entropy and top-1 agreement [N] of logits [N, V] with the next tokens [N]."""
     log_q = logits.float().log_softmax(-1)
     return -log_q.gather(-1, following[:, None])[:, 0], logits.argmax(-1) == teacher.argmax(-1)
 
 
 def chain_outcome(batch: PackedTexts, loss: Tensor, hits: Tensor, num_depths: int) -> BatchOutcome:
-    """Outcome of a drafter that guesses the token after every place [R, L]: a chain goes from place to place."""
+    """Outcome of a drafter that guesses the next token at every position [R, L]. A chain runs from position to position."""
     valid, depths = batch.valid(0), range(num_depths)
     return BatchOutcome(
         loss, [batch.shifted(hits & valid, k) for k in depths], [batch.valid(k) & batch.shifted(valid, k) for k in depths]

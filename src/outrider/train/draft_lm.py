@@ -21,8 +21,8 @@ from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.gpu import gpu_decoder
 from outrider.models.heads import PackedTexts
-from outrider.models.heads.ends import read_target
-from outrider.models.heads.head import Norm
+from outrider.models.heads.embedding_and_output import read_target
+from outrider.models.heads.head import HeadNorm
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import read_config
 from outrider.models.native import fastest_decoder
@@ -45,12 +45,12 @@ class _Body(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(HeadLayer(config, num_norms=1) for _ in range(config.num_layers))
-        self.norm = Norm(config.hidden_size, config.norm_eps)
+        self.norm = HeadNorm(config.hidden_size, config.norm_eps)
 
 
 @final
 class DraftLM(Student):
-    """Hidden states of packed texts, and logits of them."""
+    """Hidden states of packed texts, and their logits."""
 
     def __init__(self, config: ModelConfig, raw: dict[str, Any], origin: Path) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ class DraftLM(Student):
         self.lm_head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self._rotations = Rotations(config)
         self.recompute = False
-        """Gradient checkpointing: keep only what enters the layers, run them again in the backward pass."""
+        """Gradient checkpointing: keep only the layers' inputs, and run the layers again in the backward pass."""
 
     @staticmethod
     def load(name: str, device: torch.device) -> DraftLM:
-        """Loads a model folder of the Llama family."""
+        """Load a model folder of the Llama family."""
         path = local_path(name)
         raw = read_config(path)
         config = config_of(raw)
@@ -78,8 +78,8 @@ class DraftLM(Student):
 
     @staticmethod
     def fresh(target: str, changes: Mapping[str, Any], device: torch.device, *, seed: int = 0) -> DraftLM:
-        """An untrained draft of the vocabulary of the target in a folder. ``changes`` are entries of ``config.json`` that
-        differ from the target's; where the width stays, it begins with the target's embedding."""
+        """An untrained draft with the vocabulary of the target in a folder. ``changes`` override entries of the target's
+        ``config.json``. If the width is the same, it starts with the target's embedding."""
         path = local_path(target)
         if path.suffix == ".gguf":
             raise ModelError(f"{target} has no tokenizer files for a draft to share; give the target's model folder")
@@ -100,12 +100,12 @@ class DraftLM(Student):
         return module.to(device)
 
     def forward(self, batch: PackedTexts) -> Tensor:
-        """[R, L, H] after the final norm."""
+        """[R, L, H] states after the final norm."""
         *_, last = self.climb(batch)
         return self.model.norm(last)
 
     def climb(self, batch: PackedTexts, kept: Sequence[Tensor] | None = None) -> Iterator[Tensor]:
-        """[R, L, H] after every layer, before the final norm; ``kept[l]`` [R] is 0 for the rows that skip layer l."""
+        """[R, L, H] states after every layer, before the final norm. ``kept[l]`` [R] is 0 for rows that skip layer l."""
         x = self.model.embed_tokens(batch.tokens)
         for index, layer in enumerate(self.model.layers):
             after = self._again(layer, x, batch) if self.recompute and self.training else self._layer(layer, x, batch)
@@ -116,33 +116,33 @@ class DraftLM(Student):
         return layer(x, PackedAttending(batch, self._rotations, self.config))
 
     def _again(self, layer: nn.Module, x: Tensor, batch: PackedTexts) -> Tensor:
-        """A layer whose activations are computed again in the backward pass instead of kept."""
+        """A layer whose activations are recomputed in the backward pass instead of kept."""
         return cast("Tensor", checkpoint(self._layer, layer, x, batch, use_reentrant=False))
 
     @property
     def readout(self) -> Tensor:
-        """[V, H]"""
+        """[V, H] output matrix."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def logits(self, states: Tensor) -> Tensor:
         return nn.functional.linear(states, self.readout.to(states.dtype))
 
     def frozen(self) -> Decoder:
-        """The model as it is now, to generate with while it is trained."""
+        """The current model, for generating during training."""
         return Decoder(self.config, self._weights(torch.float32))
 
     def served(self, dtype: torch.dtype) -> Target:
-        """The model as it is now, to draft with: as fast as a model that was loaded from a folder."""
+        """The current model for drafting, as fast as one loaded from a folder."""
         weights = self._weights(dtype)
         return gpu_decoder(self.config, weights, numerics="fast") or fastest_decoder(self.config, weights)
 
     def _weights(self, dtype: torch.dtype) -> Weights:
-        """A copy."""
+        """A copy of the weights."""
         tensors = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
         return read_weights(TensorDict(tensors), self.config, dtype=dtype, device=self.model.norm.weight.device)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
-        """A model folder; written whole or not at all."""
+        """Write a model folder, complete or not at all."""
         state = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in self.state_dict().items()}
         files = (file for file in self.origin.glob("*") if file.is_file() and "index" not in file.name)
         beside = [file for file in files if file.suffix in (".json", ".jinja", ".model")]

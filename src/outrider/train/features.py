@@ -20,9 +20,12 @@ from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
 from outrider.vision.prompts import EmbeddedPrompt
 
+_STEP = 64
+"""Row lengths are multiples of this, so that batches have few different shapes."""
+
 
 def places_of(lengths: Sequence[int], row_len: int) -> list[tuple[int, int]]:
-    """(row, column) of every document: longest first, into the first row with room."""
+    """(row, column) of every document: the longest first, into the first row with room."""
     used: list[int] = []
     places: dict[int, tuple[int, int]] = {}
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -35,8 +38,8 @@ def places_of(lengths: Sequence[int], row_len: int) -> list[tuple[int, int]]:
 
 
 def compute(target: Target, documents: Sequence[Document], taps: Sequence[int]) -> dict[int, list[Tensor]]:
-    """Tapped states [len, H] of every document, the last layer's output among them. The tap after it stands for the last
-    layer's keys and values in the target's cache."""
+    """Tapped states [len, H] of every document, including the last layer's output. One tap further stands for the last
+    layer's keys and values."""
     wanted = sorted({*(tap for tap in taps if tap <= target.num_layers), target.num_layers})
     cache = target.new_cache(len(documents))
     prompts = [None if document.seen is None else document.seen() for document in documents]  # held while they are read
@@ -49,12 +52,12 @@ def compute(target: Target, documents: Sequence[Document], taps: Sequence[int]) 
 
 
 def _read_ids(document: Document, prompt: EmbeddedPrompt | None) -> Sequence[int]:
-    """A document as the target reads it."""
+    """The token ids of a document as the target reads them."""
     return document.tokens if prompt is None else [*prompt.read_ids, *document.tokens[len(prompt.read_ids) :]]
 
 
 def _entries(cache: Cache, layer: int) -> list[Tensor]:
-    """[len, 2 Hkv D] keys and values of a layer side by side, of every row of a target's cache."""
+    """[len, 2 Hkv D] concatenated keys and values of a layer, for every row of a target's cache."""
     if not isinstance(cache, LayeredCache):
         raise OptionError("the target's cache cannot be read as these heads do; load the target with fast=False")
     both = torch.stack(cache.entries(layer)).permute(1, 3, 0, 2, 4).flatten(2)
@@ -62,13 +65,18 @@ def _entries(cache: Cache, layer: int) -> list[Tensor]:
 
 
 @final
-class Rows:
-    """Documents in rows of ``row_len`` places; ``last`` is the tap of the last layer's output."""
+class DocumentRows:
+    """Documents packed into rows of at most ``row_len`` positions. ``last`` is the tap of the last layer's output.
+
+    Rows are as long as the fullest one, rounded up, because padding costs time.
+    """
 
     def __init__(self, states: dict[int, list[Tensor]], documents: Sequence[Document], *, row_len: int, last: int) -> None:
         lengths = [len(document.tokens) for document in documents]
         row_len = max(row_len, *lengths)
         places = places_of(lengths, row_len)
+        fullest = max(column + length for (_, column), length in zip(places, lengths, strict=True))
+        row_len = min(row_len, -(-fullest // _STEP) * _STEP)
         num_rows, self._last = 1 + max(row for row, _ in places), last
         tokens = np.zeros((num_rows, row_len), dtype=np.int64)  # cheaper to fill piece by piece than tensors are
         segments, positions = np.full_like(tokens, -1), np.zeros_like(tokens)
@@ -85,7 +93,7 @@ class Rows:
         self._facts = [torch.from_numpy(facts).to(device) for facts in (tokens, segments, positions, supervised)]
 
     def packed(self, taps: Sequence[int]) -> PackedTexts:
-        """The rows with the states of ``taps`` side by side."""
+        """The rows with the concatenated states of ``taps``."""
         tokens, segments, positions, supervised = self._facts
         last = self._laid[self._last]
         features = torch.cat([self._laid[tap].float() for tap in taps], -1) if taps else last[..., :0]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.api import LLM
@@ -26,15 +25,16 @@ from outrider.codecs.text import TextCodec
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
+from outrider.core.regression import balanced_logistic
 from outrider.models.judge_head import JudgeHead, features
 
 Answer = Callable[[str], str]
-"""The part of a text that is compared."""
+"""Extracts the part of a text that is compared."""
 _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
 
 
 def last_number(text: str) -> str:
-    """The answer of most exercises: the last number of the text."""
+    """The last number of the text, which is the answer of most exercises."""
     found = _NUMBER.findall(text)
     return found[-1] if found else ""
 
@@ -64,18 +64,18 @@ def _question(row: Any, codec: TextCodec, place: str) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A guess that is not the target's, and what became of the answer."""
+    """A guess that differs from the target's token, and whether the answer changed."""
 
     law: Tensor
     """[V] the target's law after the guess."""
     given: float
-    """The guess's probability before it."""
+    """The target's probability of the guess."""
     harmless: bool
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """How examples are made, and the head is trained."""
+    """How examples are made and the head is trained."""
 
     max_tokens: int = 64
     """Most tokens of an answer."""
@@ -90,7 +90,7 @@ class JudgeSettings:
 def examples_of(
     llm: LLM, draft: Target, questions: Sequence[list[int]], *, answer: Answer, settings: JudgeSettings
 ) -> list[Example]:
-    """Put the draft's guesses into the target's answers, and see whether those stay the same."""
+    """Put the draft's guesses into the target's answers, and check whether the answers change."""
     params, chance = SamplingParams(max_tokens=settings.max_tokens), random.Random(settings.seed)
     tried: list[_Trial] = []
     for out in llm.generate(list(questions), params, method="plain"):
@@ -108,12 +108,12 @@ def examples_of(
 
 @dataclass(frozen=True)
 class _Trial:
-    """An answer that goes on from a guess."""
+    """An answer that continues from a guess."""
 
     question: list[int]
     begun: list[int]
     right: str
-    """What the target's own answer comes to."""
+    """The target's own answer."""
 
 
 def _text(llm: LLM, question: Sequence[int], said: Sequence[int]) -> str:
@@ -122,7 +122,7 @@ def _text(llm: LLM, question: Sequence[int], said: Sequence[int]) -> str:
 
 @torch.inference_mode()
 def _disagreements(draft: Target, prompt: Sequence[int], said: Sequence[int]) -> list[tuple[int, int]]:
-    """Places of an answer where the draft's greedy token is another one, with that token."""
+    """Positions of an answer where the draft's greedy token differs, with that token."""
     tap = draft.num_layers
     states = draft.prefill([[*prompt, *said]], draft.new_cache(1), taps=[tap])[tap][0]
     best = draft.logits(states[len(prompt) - 1 : -1]).argmax(-1).tolist()
@@ -131,7 +131,7 @@ def _disagreements(draft: Target, prompt: Sequence[int], said: Sequence[int]) ->
 
 @torch.inference_mode()
 def _laws(target: Target, ids: Sequence[int]) -> tuple[Tensor, float]:
-    """The law after the last token, and that token's own probability."""
+    """The law after the last token, and that token's probability."""
     tap = target.num_layers
     states = target.prefill([list(ids)], target.new_cache(1), taps=[tap])[tap][0]
     before, after = target.logits(states[-2:]).double().softmax(-1)
@@ -139,21 +139,21 @@ def _laws(target: Target, ids: Sequence[int]) -> tuple[Tensor, float]:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How a head does on examples that it has not seen."""
+class JudgeQuality:
+    """Quality of a head on held-out examples."""
 
     num_examples: int
     share_harmless: float
     kept_of_harmless: float
     kept_of_harmful: float
     auc: float
-    """Chance that a harmless guess has a higher score than a harmful one."""
+    """Probability that a harmless guess scores higher than a harmful one."""
     distance: float
-    """Mean total variation of a step in which the target disagrees: [kept] (1 - p(guess))."""
+    """Mean total variation of a step in which target and draft disagree: [kept] (1 - p(guess))."""
 
 
-def train_judge(examples: Sequence[Example], basis: Tensor, *, settings: JudgeSettings) -> tuple[JudgeHead, Verdict]:
-    """A head on examples, and what it reaches on those held out. ``basis`` [V, H] turns log-probabilities into features."""
+def train_judge(examples: Sequence[Example], basis: Tensor, *, settings: JudgeSettings) -> tuple[JudgeHead, JudgeQuality]:
+    """Train a head, and evaluate it on held-out examples. ``basis`` [V, H] turns log-probabilities into features."""
     chance = random.Random(settings.seed)
     shuffled = chance.sample(list(examples), len(examples))
     kept = max(1, round(len(shuffled) * settings.held_out))
@@ -167,31 +167,23 @@ def train_judge(examples: Sequence[Example], basis: Tensor, *, settings: JudgeSe
     return head, verdict_of(head, held)
 
 
-def verdict_of(head: JudgeHead, examples: Sequence[Example], *, threshold: float = 0.5) -> Verdict:
-    """What a head makes of examples."""
+def verdict_of(head: JudgeHead, examples: Sequence[Example], *, threshold: float = 0.5) -> JudgeQuality:
+    """Evaluate a head on examples."""
     odds = head.log_odds(torch.stack([one.law for one in examples]))
     label = torch.tensor([one.harmless for one in examples])
     kept = odds.sigmoid() > threshold
     off = torch.tensor([1 - one.given for one in examples])
-    return Verdict(len(examples), _mean(label), _mean(kept[label]), _mean(kept[~label]), _auc(odds, label), _mean(kept * off))
+    return JudgeQuality(
+        len(examples), _mean(label), _mean(kept[label]), _mean(kept[~label]), _auc(odds, label), _mean(kept * off)
+    )
 
 
 def _fit(examples: Sequence[Example], basis: Tensor, settings: JudgeSettings) -> JudgeHead:
-    """Logistic regression, both classes with the same weight."""
+    """Logistic regression with equal weight for both classes."""
     seen = features(torch.stack([one.law for one in examples])) @ basis
-    mean, scale = seen.mean(0), seen.std(0).clamp(min=1e-6)
     label = torch.tensor([float(one.harmless) for one in examples], dtype=torch.float64)
-    weight = torch.where(label > 0, 0.5 / label.mean(), 0.5 / (1 - label.mean()))
-    w, b = torch.zeros(seen.shape[1], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    rule = torch.optim.AdamW([w.requires_grad_(), b.requires_grad_()], lr=0.05, weight_decay=settings.weight_decay)
-    for _ in range(settings.num_steps):
-        odds = (seen - mean) / scale @ w + b
-        loss = F.binary_cross_entropy_with_logits(odds, label, weight=weight)
-        rule.zero_grad()
-        loss.backward()
-        rule.step()
-    scaled = (w / scale).detach()
-    return JudgeHead(basis @ scaled, float(b.detach() - mean @ scaled))
+    weights, bias = balanced_logistic(seen, label, decay=settings.weight_decay, num_steps=settings.num_steps)
+    return JudgeHead(basis @ weights, bias)
 
 
 def _mean(values: Tensor) -> float:

@@ -28,8 +28,8 @@ DRAFT_SHAPE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """What the user named."""
+class TrainingRequest:
+    """The user's request."""
 
     kind: str
     target_name: str
@@ -45,9 +45,9 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Trainable:
-    """How an objective is made, and which options it has besides its settings."""
+    """How an objective is made, and its options beside its settings."""
 
-    build: Callable[[Asked], Objective]
+    build: Callable[[TrainingRequest], Objective]
     settings: type
     more: tuple[str, ...] = ()
 
@@ -56,14 +56,14 @@ class Trainable:
         return {item.name for item in fields(self.settings)} | set(self.more)
 
 
-def _distill(asked: Asked) -> Objective:
+def _distill(asked: TrainingRequest) -> Objective:
     settings = asked.settings(DistillSettings)
     objective = new_distillation(asked.kind, asked.target, draft=asked.draft, reference=asked.reference, settings=settings)
     return _lean(objective, asked)
 
 
-def _pretrain(asked: Asked) -> Objective:
-    """Trains the named draft on text, or an untrained one where none is named."""
+def _pretrain(asked: TrainingRequest) -> Objective:
+    """Train the named draft on text; without a name, an untrained one."""
     if asked.draft is not None:
         return _distill(asked)
     if asked.reference is not None:
@@ -72,48 +72,48 @@ def _pretrain(asked: Asked) -> Objective:
     return _lean(distillation(asked.kind, draft, asked.target, asked.settings(DistillSettings)), asked)
 
 
-def _fresh(asked: Asked, **shape: int) -> DraftLM:
-    """An untrained draft of the shape that was asked for."""
+def _fresh(asked: TrainingRequest, **shape: int) -> DraftLM:
+    """An untrained draft of the requested shape."""
     changes = {name: asked.given[name] for name in DRAFT_SHAPE if name in asked.given}
     return DraftLM.fresh(asked.target_name, {**shape, **changes}, asked.target.device)
 
 
-def _sorted(asked: Asked) -> Objective:
-    """Trains the exits of the named draft, or of an untrained one where none is named."""
+def _sorted(asked: TrainingRequest) -> Objective:
+    """Train the exits of the named draft; without a name, of an untrained one."""
     device = asked.target.device
     draft = _fresh(asked, num_hidden_layers=4) if asked.draft is None else DraftLM.load(asked.draft, device)
     return _lean(SortedObjective(draft, asked.target, asked.settings(SortedSettings)), asked)
 
 
-def _lean(objective: Objective, asked: Asked) -> Objective:
-    """The objective, with gradient checkpointing if it was asked for."""
+def _lean(objective: Objective, asked: TrainingRequest) -> Objective:
+    """The objective, with gradient checkpointing if requested."""
     if isinstance(objective.module, DraftLM):
         objective.module.recompute = bool(asked.given.get("recompute_layers", False))
     return objective
 
 
-def _kangaroo(asked: Asked) -> Objective:
+def _kangaroo(asked: TrainingRequest) -> Objective:
     settings = asked.settings(DistillSettings)
     return new_kangaroo(asked.target_name, asked.target, settings, exit_layer=asked.given.get("exit_layer"))
 
 
-def _layerskip(asked: Asked) -> Objective:
+def _layerskip(asked: TrainingRequest) -> Objective:
     model = DraftLM.load(asked.draft or asked.target_name, asked.target.device)
     return _lean(LayerSkipObjective(model, asked.target, asked.settings(LayerSkipSettings)), asked)
 
 
-def _medusa2(asked: Asked) -> Objective:
+def _medusa2(asked: TrainingRequest) -> Objective:
     return new_joint(asked.target_name, asked.target, asked.settings(JointSettings))
 
 
-def _acceptance(asked: Asked) -> Objective:
+def _acceptance(asked: TrainingRequest) -> Objective:
     if asked.draft is None:
         raise OptionError("an acceptance head belongs to a draft model; give --draft")
     draft = DraftLM.load(asked.draft, asked.target.device)
     return AcceptanceObjective(draft, asked.target, asked.settings(AcceptanceSettings))
 
 
-def _specee(asked: Asked) -> Objective:
+def _specee(asked: TrainingRequest) -> Objective:
     return SpecEEObjective(asked.target, asked.settings(SpecEESettings))
 
 

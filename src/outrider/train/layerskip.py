@@ -35,16 +35,16 @@ from outrider.train.objective import BatchOutcome, Objective
 
 @dataclass(frozen=True)
 class LayerSkipSettings:
-    """How often layers are skipped, and how much exits count."""
+    """How often layers are skipped, and the weight of the exits."""
 
     max_dropout: float = 0.1
-    """Chance that a row skips the last layer, p_max."""
+    """p_max: probability that a row skips the last layer."""
     scale: float = 0.2
-    """Weight of the exits against the last layer."""
+    """Weight of the exits relative to the last layer."""
     rotation: int = 8
-    """One exit in this many is asked at a step, R."""
+    """R: one exit in this many is trained at each step."""
     judged_exit: int | None = None
-    """Exit by whose chains a checkpoint is judged; half of the layers if not given."""
+    """Exit whose chains evaluate a checkpoint. Default: half of the layers."""
     loss: str = "forward"
     num_depths: int = 4
     chunk: int = 1 << 24
@@ -59,19 +59,19 @@ class LayerSkipSettings:
 
 
 def dropout_rates(num_layers: int, highest: float) -> list[float]:
-    """Chance to skip each layer: none for the first, ``highest`` for the last, doubling steps in between."""
+    """Probability of skipping each layer: 0 for the first, ``highest`` for the last, growing exponentially between."""
     return [highest * (math.exp(layer * math.log(2) / max(1, num_layers - 1)) - 1) for layer in range(num_layers)]
 
 
 def exit_weights(num_layers: int, scale: float) -> list[float]:
-    """Weight of the loss after each layer, before they are scaled to add up to 1."""
+    """Unnormalised weight of the loss after each layer."""
     sums = [layer * (layer + 1) / 2 for layer in range(num_layers)]
     return [*(scale * weight for weight in sums[:-1]), num_layers - 1 + sums[-1]]
 
 
 @final
 class LayerSkipObjective(Objective):
-    """A target against the laws of the target it began as, at every exit."""
+    """Trains a target on the laws of its own initial state, at every exit."""
 
     name = "layerskip"
     taps = ()
@@ -89,7 +89,7 @@ class LayerSkipObjective(Objective):
         self._turn = 0
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
-        """The documents as they are. The step decides which exits take part in its loss."""
+        """The documents unchanged. The step decides which exits are trained."""
         self._turn = step
         return documents
 
@@ -112,13 +112,13 @@ class LayerSkipObjective(Objective):
         return chain_outcome(batch, total / weights, hits, self.settings.num_depths)
 
     def _judge(self, batch: PackedTexts) -> BatchOutcome:
-        """Where the exit and the last layer of this very model agree."""
+        """Where an exit and the last layer of the model agree."""
         states = list(self.model.climb(batch))
         early, late = (self._likeliest(state) for state in (states[self._exit - 1], states[-1]))
         return chain_outcome(batch, batch.last.new_zeros((), dtype=torch.float32), early == late, self.settings.num_depths)
 
     def _likeliest(self, states: Tensor) -> Tensor:
-        """[R, L] the likeliest tokens, made a few places at a time to bound memory."""
+        """[R, L] the likeliest tokens, computed a few positions at a time to bound memory."""
         flat, size = self.model.model.norm(states).flatten(0, 1), max(1, self.settings.chunk // self.model.config.vocab_size)
         parts = [self.model.logits(flat[begin : begin + size]).argmax(-1) for begin in range(0, len(flat), size)]
         return torch.cat(parts).view(states.shape[:2])

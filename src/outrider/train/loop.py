@@ -21,7 +21,7 @@ from tqdm import tqdm
 from outrider.core.interfaces import Target
 from outrider.train.data import Corpus, Document
 from outrider.train.devices import Team, current_team
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.objective import BatchOutcome, Objective
 from outrider.train.run import Run, Settings
 from outrider.train.sharded import ShardedStore
@@ -39,8 +39,8 @@ def train(
     notes: dict[str, Any] | None = None,
     progress: bool = False,
 ) -> list[Run]:
-    """Train all objectives on the same batches; the checkpoint of each is in ``out/NAME``. Goes on where an earlier call
-    ended. In a process group (``torchrun``) the work is divided among its processes."""
+    """Train all objectives on the same batches, with a checkpoint of each in ``out/NAME``. Resumes an earlier call. In a
+    process group (``torchrun``) the work is divided among its processes."""
     settings, team = settings or Settings(), current_team()
     torch.manual_seed(settings.seed + team.rank)
     runs = [_run(objective, out / objective.name, settings, team) for objective in objectives]
@@ -57,7 +57,8 @@ def train(
                 loop.judge(step, say=bar.write if progress else None)
             if step % settings.save_every == 0:
                 loop.save(out, step)
-    loop.judge(step, say=None)
+    if loop.judged != step:
+        loop.judge(step, say=None)
     loop.save(out, step)
     return runs
 
@@ -68,7 +69,7 @@ def _run(objective: Objective, folder: Path, settings: Settings, team: Team) -> 
 
 
 def _optimizer(module: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """Matrices decay, norms do not; what is frozen is left out."""
+    """AdamW with weight decay for matrices but not for norms, over the trainable parameters."""
     learned = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in learned if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -81,31 +82,33 @@ def _optimizer(module: nn.Module, settings: Settings) -> torch.optim.AdamW:
 
 @final
 class _Loop:
-    """Batches, losses and judgements of all runs."""
+    """Batches, losses and evaluations of all runs."""
 
     def __init__(self, runs: Sequence[Run], target: Target, corpus: Corpus, settings: Settings, notes: dict[str, Any]) -> None:
         self.runs, self.target, self.corpus, self.settings, self.notes = runs, target, corpus, settings, notes
         self.began = time.monotonic()
+        self.judged: int | None = None
+        """The step that was evaluated last."""
         self._taps = sorted({tap for run in runs for tap in run.objective.taps})
         self._team = runs[0].team
         self._store = None if settings.store is None else self._opened(settings.store)
         self._known = {id(document) for document in (*corpus.train, *corpus.held_out)} if self._store else set[int]()
 
     def _opened(self, store: str) -> FeatureStore | ShardedStore:
-        """A URL is kept in shards that all processes read; a folder has a part for each of them."""
+        """Open the store of states. A URL has shards that all processes read; a folder has a part for each process."""
         rank = self._team.rank
         if "://" in store:
             return ShardedStore(store, self.target, self._taps, rank=rank)
         return FeatureStore(Path(store) / str(rank), self.target, self._taps)
 
     def save(self, out: Path, step: int) -> None:
-        """Everything that a killed run needs."""
+        """Save everything that resumes a killed run."""
         if self._store is not None:
             self._store.flush()
         save_state(out, self.runs, step, time.monotonic() - self.began, asdict(self.settings))
 
     def share(self, step: int) -> float:
-        """Share of the run that is over."""
+        """Completed share of the run."""
         settings = self.settings
         over = self._team.agree(time.monotonic() - self.began) / settings.max_seconds if settings.max_seconds else 0.0
         return max(step / settings.max_steps, over)
@@ -125,7 +128,7 @@ class _Loop:
         return losses
 
     def judge(self, step: int, *, say: Callable[[str], object] | None) -> None:
-        held, found = self.corpus.held_out, dict[str, list[BatchOutcome]]()
+        held, found, self.judged = self.corpus.held_out, dict[str, list[BatchOutcome]](), step
         for run in self.runs:
             run.objective.module.eval()
         with torch.no_grad():
@@ -140,9 +143,9 @@ class _Loop:
                     say(f"step {step}: {run.objective.name} {run.objective.verdict(length)} {run.history[-1]['by_depth']}")
 
     def _outcomes(self, documents: Sequence[Document]) -> Iterator[tuple[Run, BatchOutcome]]:
-        """Every live run's outcome on the same documents, one after the other: no two are in memory at once."""
+        """Every live run's outcome on the same documents, one after the other, so that only one is in memory."""
         last, device = self.target.num_layers, self.target.device
-        rows = Rows(self._states(documents), documents, row_len=self.settings.row_len, last=last)
+        rows = DocumentRows(self._states(documents), documents, row_len=self.settings.row_len, last=last)
         for run in self.runs:
             if not run.is_done:
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.settings.bf16):
@@ -150,8 +153,8 @@ class _Loop:
                 yield run, outcome
 
     def _states(self, documents: Sequence[Document]) -> dict[int, list[torch.Tensor]]:
-        """States from the store, if all documents are the corpus's own. It knows texts by their tokens, so it keeps none
-        with images."""
+        """States from the store if all documents belong to the corpus. It identifies texts by their tokens, so it keeps
+        none with images."""
         if self._store is not None and all(id(each) in self._known and each.seen is None for each in documents):
             return self._store.states(documents)
         return compute(self.target, documents, self._taps)

@@ -17,7 +17,7 @@ _SCALE = 2.0
 
 @final
 class LoraLinear(nn.Module):
-    """A linear map whose own weights stay."""
+    """A linear layer with frozen weights and a low-rank adapter."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in] the matrix with its difference."""
+        """[out, in] the matrix with its adapter added."""
         return self.linear.weight + self.up @ self.down * _SCALE
 
 
 def add_adapters(module: nn.Module, rank: int) -> None:
-    """Freeze a module and give adapters to all its matrices but embeddings. Changes the module."""
+    """Freeze a module and add adapters to all its matrices but embeddings. Changes the module."""
     module.requires_grad_(False)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -45,7 +45,7 @@ def add_adapters(module: nn.Module, rank: int) -> None:
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """The module's state without adapters: every matrix with its learned difference added."""
+    """The module's state with every adapter merged into its matrix."""
     found = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith((".down", ".up"))}
     for name, child in module.named_modules():
         if isinstance(child, LoraLinear):

@@ -31,27 +31,27 @@ from outrider.train.data import Document
 from outrider.train.divergence import divergence
 
 _CHUNK = 1 << 24
-"""Most logits made at a time, unless an objective is told otherwise."""
+"""Most logits in memory at a time, by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchOutcome:
-    """What one batch gave."""
+    """The result of one batch."""
 
     loss: Tensor
     hits: list[Tensor]
-    """[R, L] per depth: the likeliest tokens agree."""
+    """[R, L] per depth: whether the likeliest tokens agree."""
     valid: list[Tensor]
-    """[R, L] per depth: there is something to agree with."""
+    """[R, L] per depth: whether there is a token to compare with."""
 
     def accepted(self) -> tuple[Tensor, Tensor]:
-        """Sum over places of the hits before the first miss, and the number of places; only places with all depths."""
+        """Sum over positions of the hits before the first miss, and the number of positions that have all depths."""
         whole = torch.stack(self.valid).all(0)
         runs = torch.stack(self.hits).int().cumprod(0).sum(0)
         return (runs * whole).sum(), whole.sum()
 
     def rates(self) -> Tensor:
-        """[K, 2] hits given that all before were hits, and the number of such places, by depth."""
+        """[K, 2] by depth: hits after only hits, and the number of such positions."""
         alive, found = torch.ones_like(self.hits[0]), list[Tensor]()
         for hit, valid in zip(self.hits, self.valid, strict=True):
             asked = alive & valid
@@ -78,7 +78,7 @@ class Objective(ABC):
     """Target layers it reads."""
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
-        """The documents to learn from at a step: what was given, unless the method writes some itself."""
+        """The documents of a step: the given ones, unless the method generates some itself."""
         del step
         return documents
 
@@ -87,35 +87,35 @@ class Objective(ABC):
 
     @abstractmethod
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
-        """Write what was learned, with where it came from."""
+        """Write the result with its provenance."""
 
     def verdict(self, length: float) -> str:
-        """What the accepted length by which a checkpoint is judged means here, in words."""
+        """What the "accepted length" that evaluates a checkpoint means for this objective, in words."""
         return f"{length:.2f} tokens per pass (chain, held out), acceptance by position"
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """What heads learn from."""
+    """Settings for training heads."""
 
     num_depths: int = 4
-    """Depths trained: EAGLE's training-time test; at most the number of heads for others."""
+    """Number of trained depths: EAGLE's training-time test. For other heads at most their number."""
     decay: float = 0.8
-    """Weight of each depth, relative to the one before."""
+    """Weight of each depth relative to the one before."""
     loss: str = "forward"
     feature_weight: float = 0.0
     """Weight of the distance to the target's next features (EAGLE-1)."""
     confidence_weight: float = 0.0
-    """Weight of the cross-entropy between the heads' confidence and a sampled guess's acceptance chance (DSpark)."""
+    """Weight of the cross-entropy between the heads' confidence and the acceptance probability of a sampled guess (DSpark)."""
     noise: float = 0.0
-    """Features are moved by uniform noise up to this share of their size."""
+    """Uniform noise added to features, as a share of their size."""
     glance: float = 0.0
-    """Places whose future is revealed, as a share of the wrong guesses (Falcon)."""
+    """Share of the wrong guesses whose following tokens are revealed (Falcon)."""
     glance_steps: int = 1000
     """Steps in which that share falls to 0."""
     curriculum_steps: int = 0
-    """Steps in which images come in: none in the first half, ever more in the second, no text after it (MSD); 0 for all
-    documents from the first step on."""
+    """Steps in which images are introduced: none in the first half, more and more in the second, only images after it
+    (MSD). 0 uses all documents from the start."""
 
     def __post_init__(self) -> None:
         divergence(self.loss)
@@ -129,7 +129,7 @@ class HeadSettings:
 
 @final
 class HeadObjective(Objective):
-    """Heads against the target's laws."""
+    """Trains heads on the target's laws."""
 
     def __init__(
         self,
@@ -143,8 +143,8 @@ class HeadObjective(Objective):
     ) -> None:
         """The objective of ``head``.
 
-        ``compiled`` fuses the comparison of laws, for a GPU. ``chunk`` is how many logits exist at a time. Without
-        ``recompute`` they are kept for the backward pass, which is faster where there is memory.
+        ``compiled`` compiles the loss, for a GPU. ``chunk`` is the number of logits in memory at a time. Without
+        ``recompute`` logits are kept for the backward pass, which is faster if memory suffices.
         """
         self.name, self.module, self.taps = head.config.kind, head, head.config.taps
         self.head, self.target, self.settings = head, target, settings or HeadSettings()
@@ -170,7 +170,7 @@ class HeadObjective(Objective):
         return BatchOutcome(total, hits, valids)
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
-        """The documents that the curriculum allows; the step says how much is still revealed."""
+        """The documents that the curriculum allows. The step also sets the revealed share."""
         self._glance = self.settings.glance * max(0.0, 1 - step / self.settings.glance_steps)
         steps = self.settings.curriculum_steps
         return images_later(documents, step / steps) if steps else documents
@@ -189,7 +189,7 @@ class HeadObjective(Objective):
         return PackedTexts(batch.tokens, moved, batch.last, batch.segments, batch.positions, batch.supervised)
 
     def _depth(self, batch: PackedTexts, depth: int, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean divergence over valid places, and the hits."""
+        """Mean divergence over valid positions, and the hits."""
         last = batch.shifted(batch.last, depth + 1)
         return in_chunks(partial(self._chunk, depth), states, last, valid, size=self._chunk_len, recompute=self._recompute)
 
@@ -205,7 +205,7 @@ class HeadObjective(Objective):
         return loss, hits
 
     def _distance(self, batch: PackedTexts, depth: int, states: Tensor, valid: Tensor) -> Tensor:
-        """The distance to the features that the target will have there."""
+        """Distance to the target's features at the predicted positions."""
         assert isinstance(self.head, FeatureHead), "only EAGLE's and Falcon's states are features"
         with torch.no_grad():
             wanted = self.head.fuse(batch.shifted(batch.features, depth + 1))
@@ -214,8 +214,8 @@ class HeadObjective(Objective):
 
 
 def images_later(documents: Sequence[Document], done: float) -> Sequence[Document]:
-    """The part of a batch that is learned from when ``done`` of a curriculum is over: texts at first, images at last. A batch
-    of one sort stays as it is."""
+    """The part of a batch to learn after a share ``done`` of a curriculum: texts first, images last. A batch of one kind
+    is unchanged."""
     share = min(max(2 * done - 1, 0.0), 1.0)
     texts = [document for document in documents if document.seen is None]
     images = [document for document in documents if document.seen is not None]
@@ -229,7 +229,7 @@ def in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Mean loss over valid positions, and [R, L] hits, of ``compare(states, last, mask)``.
 
-    It compares ``size`` positions at a time, and with ``recompute`` once more in the backward pass.
+    It compares ``size`` positions at a time, and with ``recompute`` again in the backward pass.
     """
     flat, other, mask = states.flatten(0, 1), last.flatten(0, 1), valid.flatten()
     total, hits = states.new_zeros((), dtype=torch.float32), list[Tensor]()
@@ -245,8 +245,8 @@ def in_chunks(
 
 def comparison(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def compare(logits: Tensor, teacher: Tensor, mask: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum of the losses at places of the mask, and where the likeliest tokens agree. Places whose likeliest token the draft
-        cannot say teach nothing."""
+        """Sum of the losses at positions of the mask, and top-1 agreement. Positions whose likeliest token the draft
+        lacks are left out."""
         teacher, logits = teacher.float(), logits.float()
         best = teacher.argmax(-1)
         if ids is not None:
@@ -259,14 +259,14 @@ def comparison(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., tup
 
 
 def acceptance_chance(logits: Tensor, teacher: Tensor, ids: Tensor | None) -> Tensor:
-    """[...] 1 - TV(p, q): how likely a guess drawn from the draft's law is to be accepted, by rejection sampling."""
+    """[...] 1 - TV(p, q): the acceptance probability of a guess sampled from the draft, under rejection sampling."""
     p = teacher.float().softmax(-1)
     p = p if ids is None else p[..., ids]
     return torch.minimum(p, logits.float().softmax(-1)).sum(-1).clamp(max=1)
 
 
 def accepted_length(outcomes: Sequence[BatchOutcome]) -> float:
-    """Tokens per pass that a chain of all depths would get, the target's own token included."""
+    """Tokens per pass of a chain of all depths, including the target's own token."""
     sums = [outcome.accepted() for outcome in outcomes]
     runs, places = sum(int(s) for s, _ in sums), sum(int(n) for _, n in sums)
     return 1 + runs / max(1, places)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
 from outrider.models.heads import PackedTexts, new_head, save_head
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config, signature_of
 from outrider.models.heads.medusa import MedusaHead
 from outrider.train.data import Document
@@ -36,15 +36,15 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True)
 class JointSettings:
-    """How heads and target learn together."""
+    """Settings for training heads and target together."""
 
     num_heads: int = 4
     decay: float = 0.8
     loss: str = "forward"
     head_warmup: int = 200
-    """Steps in which only the heads learn."""
+    """Steps in which only the heads are trained."""
     head_weight: float = 0.2
-    """Final weight of the heads' loss. It is reached as many steps after the warm-up as the warm-up lasts."""
+    """Final weight of the heads' loss. It is reached after as many further steps as the warm-up has."""
     lora_rank: int = 16
     """Rank of the target's adapters; 0 trains all of its weights."""
 
@@ -57,7 +57,7 @@ class JointSettings:
 
 
 class JointModule(nn.Module):
-    """The target that learns, and its heads."""
+    """The trained target and its heads."""
 
     def __init__(self, model: DraftLM, head: MedusaHead) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class JointModule(nn.Module):
         return self.head.d2t.device
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's as it is now."""
+        """Logits of the current target."""
         return self.model.logits(self.model.model.norm(hidden))
 
 
@@ -79,12 +79,12 @@ class JointObjective(Objective):
     taps = ()
 
     def __init__(self, model: DraftLM, target: Target, settings: JointSettings | None = None) -> None:
-        """``target`` is the model that training begins with, whose laws are kept."""
+        """``target`` is the initial model, whose laws are to be kept."""
         self.name, self.target, self.settings = "medusa2", target, settings or JointSettings()
         settings = self.settings
         norm, readout = model.model.norm.weight.data, model.readout.data
         config = new_config("medusa", model.raw, num_heads=settings.num_heads)
-        head = new_head(config, Ends(readout.cpu(), norm.cpu(), readout.cpu(), tied=False)).to(norm.device)
+        head = new_head(config, EmbeddingAndOutput(readout.cpu(), norm.cpu(), readout.cpu(), tied=False)).to(norm.device)
         assert isinstance(head, MedusaHead)
         if settings.lora_rank:
             add_adapters(model, settings.lora_rank)
@@ -95,7 +95,7 @@ class JointObjective(Objective):
         self._compare = comparison(divergence(settings.loss))
         self._step = 0
         self.distance = 0.0
-        """Between the laws before and now, on the last texts."""
+        """Divergence between the initial and the current laws, on the last texts."""
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
         self._step = step
@@ -103,7 +103,7 @@ class JointObjective(Objective):
 
     @property
     def weight(self) -> float:
-        """Weight of the heads' loss, where the target learns too."""
+        """Weight of the heads' loss while the target is trained too."""
         warmup = self.settings.head_warmup
         return self.settings.head_weight * min(1.0, (self._step - warmup + 1) / max(1, warmup))
 
@@ -127,7 +127,7 @@ class JointObjective(Objective):
         return self._compare(self.joint.logits(states), before, mask, None)
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
-        """``folder/target`` and ``folder/heads``."""
+        """Write ``folder/target`` and ``folder/heads``."""
         model = self.joint.model
         plain = DraftLM(model.config, model.raw, model.origin).to(self.joint.device)
         plain.load_state_dict(merged_state(model))

@@ -16,7 +16,7 @@ uniform sample of all that was ever served.
 Learning has a budget: while requests are served it takes at most ``busy_share`` of the time, and all of it while none are
 (``train/pace.py``). The target reads each text once, in batches, and its states are kept for the steps that use them again.
 
-Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/exchange.py`` does it for
+Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/replace_drafter.py`` does it for
 running requests). The whole contract is ``observe`` and ``maybe_update``; both return at once where the learning is in the
 background.
 """
@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, final
 
 import numpy as np
@@ -38,12 +37,12 @@ from torch import nn
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Target
 from outrider.core.request import Origin
-from outrider.engine.exchange import Learner
+from outrider.engine.replace_drafter import Learner
 from outrider.models.heads.head import Head
 from outrider.train.data import Document
 from outrider.train.distill import CHUNK
 from outrider.train.draft_lm import DraftLM
-from outrider.train.objective import BatchOutcome, accepted_length
+from outrider.train.objective import accepted_length
 from outrider.train.pace import Pace
 from outrider.train.pupils import DraftPupil, Exits, HeadPupil, Lesson, Pupil, SortedPupil
 from outrider.train.taught_states import TaughtStates
@@ -52,53 +51,52 @@ from outrider.train.uniform_sample import UniformSample
 
 @dataclass(frozen=True)
 class OnlineSettings:
-    """How much is learned from how much, and when it is used."""
+    """How much is learned from how many requests, and when the result is used."""
 
     update_every: int = 256
-    """Tokens between two updates that the draft did not guess: rejected places, and text that was not drafted at all."""
+    """Tokens between two updates that the draft did not guess: rejected positions, and text without drafts."""
     num_steps: int = 16
     """Steps of an update."""
     batch_size: int = 8
     """Requests per step."""
     memory: int = 256
-    """Latest requests that are learned from."""
+    """Number of latest requests to learn from."""
     held_every: int = 5
-    """One request in this many is judged by and never learned from."""
+    """One request in this many is held out for evaluation."""
     num_held: int = 48
-    """Latest requests that are judged by."""
+    """Number of latest held-out requests."""
     learning_rate: float = 3e-4
     warmup_steps: int = 10
-    """Steps after a new beginning until the whole learning rate: Adam does not know the gradients' sizes at first."""
+    """Warm-up steps of the learning rate after a restart, because Adam's estimates start empty."""
     average: float = 0.95
-    """What is judged and served is a running mean of the copy's weights, this share of it the mean before. Steps from few
-    requests are noise for the most part, and the mean has little of it."""
+    """The copy's weights are averaged over steps, with this share for the previous mean. The mean is evaluated and
+    served, because single steps on few requests are noisy."""
     loss: str = "forward"
     rejected_only: bool = False
-    """Learn only where guesses were rejected. At the learning rates tried this lowered acceptance (docs/decisions/0025)."""
+    """Learn only at rejected guesses. At the learning rates tried this lowered acceptance (docs/decisions/0025)."""
     prompts: bool = True
-    """Learn at the prompts' places too, whose laws the target has as well: from answers alone too little is learned to pass
-    the gate (docs/train.md)."""
+    """Also learn at the prompts' positions. Answers alone teach too little to pass the evaluation (docs/train.md)."""
     replay: float = 0.25
-    """Share of the requests of a step that is drawn from all that was ever served instead of from the latest."""
+    """Share of a step's requests that is drawn from everything ever served, instead of from the latest."""
     reservoir: int = 1024
-    """Size of the sample that stands for all that was ever served."""
+    """Size of the sample of everything ever served."""
     chunk: int = CHUNK
-    """Most logits made at a time; more is faster where there is memory."""
+    """Most logits in memory at a time; more is faster if memory suffices."""
     margin: float = 0.0
     """Tokens per pass on the held-out requests by which a new draft must be better."""
     patience: int = 4
-    """Updates without a better draft after which the copy begins again from the one that serves."""
+    """Updates without a better draft after which the copy restarts from the served one."""
     background: bool = False
-    """Learn in a thread of its own."""
+    """Learn on a thread of its own."""
     busy_share: float = 0.03
-    """Largest share of the time that learning takes while requests are served. Without requests it takes all."""
+    """Largest share of the time for learning while requests are served. Without requests it takes all."""
     state_bytes: int = 256_000_000
-    """Memory for the target's states of the texts that are learned from; what does not fit is computed again."""
+    """Memory for the target's states of the learned texts. What does not fit is computed again."""
     seed: int = 0
 
     @property
     def lesson(self) -> Lesson:
-        """What a module learns by."""
+        """The training settings of a module."""
         return Lesson(self.loss, self.chunk)
 
     def __post_init__(self) -> None:
@@ -120,7 +118,7 @@ class OnlineSettings:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One update: tokens per pass on the held-out requests, with the draft that served and with the one that learned."""
+    """One update: tokens per pass on the held-out requests, of the served and of the new draft."""
 
     served: float
     learned: float
@@ -129,16 +127,17 @@ class Judgement:
 
 @final
 class OnlineLearner(Learner):
-    """A draft model or heads that learn from requests."""
+    """Trains a draft model or heads on served requests."""
 
     def __init__(self, pupil: Pupil, target: Target, settings: OnlineSettings | None = None) -> None:
-        """The pupil's module is copied. In the background, ``target`` is used in another thread than the caller's: give a copy
-        where it does not allow that."""
+        """The pupil's module is copied. In the background, ``target`` runs on another thread than the caller's; pass a
+        copy if it does not allow that."""
         self.settings = settings or OnlineSettings()
         self.judgements: list[Judgement] = []
         self.pupil, self._target = pupil, target
         self._states = TaughtStates(target, pupil.taps, self.settings.state_bytes)
-        self._pace = Pace(self.settings.busy_share if self.settings.background else 1.0)
+        self.pace = Pace(self.settings.busy_share if self.settings.background else 1.0)
+        """Time spent on updates, and how much of it beside requests."""
         self._served = copy.deepcopy(pupil.module).requires_grad_(False)
         self._memory, self._held = deque[Document](maxlen=self.settings.memory), deque[Document](maxlen=self.settings.num_held)
         self._ever = UniformSample(self.settings.reservoir, self.settings.seed)
@@ -150,23 +149,18 @@ class OnlineLearner(Learner):
 
     @property
     def module(self) -> nn.Module:
-        """The draft that serves, as modules: to be saved."""
+        """The served draft as modules, for saving."""
         return self._served
 
     @property
     def is_learning(self) -> bool:
-        """An update is under way, or done and not fetched by ``maybe_update`` yet."""
+        """Whether an update runs, or is done but not fetched by ``maybe_update`` yet."""
         return self._future is not None
 
     @property
     def _goes_on(self) -> bool:
-        """In idle time what is known is learned from again, until updates have failed as often as ``patience`` allows."""
+        """Whether to learn again in idle time. It ends after ``patience`` failed updates."""
         return self._pool is not None and bool(self.judgements) and (self.judgements[-1].swapped or self._num_failed > 0)
-
-    @property
-    def learning_seconds(self) -> float:
-        """Time that updates took, without their waiting for the budget."""
-        return self._pace.seconds
 
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
         tokens, begin = (*prompt_ids, *token_ids), len(prompt_ids)
@@ -185,7 +179,7 @@ class OnlineLearner(Learner):
             self._num_new += len(rejected) if self.settings.rejected_only else missed
 
     def maybe_update(self, *, is_idle: bool = True) -> Any:
-        self._pace.tell(is_idle=is_idle)
+        self.pace.tell(is_idle=is_idle)
         if self._future is not None:
             if not self._future.done():
                 return None
@@ -201,13 +195,13 @@ class OnlineLearner(Learner):
         return None
 
     def close(self) -> None:
-        """End the background thread; what it is learning is dropped."""
+        """End the background thread and drop its work."""
         if self._pool is not None:
-            self._pace.end()
+            self.pace.end()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _restart(self) -> None:
-        """A new copy to learn."""
+        """Start again from a copy of the served draft."""
         with torch.inference_mode(False):
             self._learner = self.pupil.learning(copy.deepcopy(self._served))
             self._mean, self._num_steps = copy.deepcopy(self._served), 0
@@ -217,15 +211,13 @@ class OnlineLearner(Learner):
 
     def _update(self, memory: list[Document], ever: list[Document], held: list[Document]) -> Any:
         old = round(self.settings.replay * self.settings.batch_size)
-        with torch.inference_mode(False), torch.enable_grad():  # the caller may be in the middle of serving
+        with torch.inference_mode(False), torch.enable_grad(), self.pace.working():  # the caller may be in the midst of serving
             for _ in range(self.settings.num_steps):
-                drawn = [*self._drawn(ever, old), *self._drawn(memory, self.settings.batch_size - old)]
-                with self._pace.working():
-                    self._learn(drawn)
+                self._learn([*self._drawn(ever, old), *self._drawn(memory, self.settings.batch_size - old)])
             return self._gate(held)
 
     def _gate(self, held: Sequence[Document]) -> Any:
-        """What was learned, if more of its guesses would be accepted in the held-out requests; else None."""
+        """The new draft, if more of its guesses would be accepted in the held-out requests; otherwise None."""
         served, learned = (self._judge(model, held) for model in (self._served, self._mean))
         better = learned > served + self.settings.margin
         self.judgements.append(Judgement(served, learned, better))
@@ -257,17 +249,16 @@ class OnlineLearner(Learner):
                 mean.lerp_(newest, 1 - self.settings.average)
 
     def _judge(self, model: nn.Module, held: Sequence[Document]) -> float:
-        objective, outcomes = self.pupil.objective(model), list[BatchOutcome]()
-        for part in _parts(held, self.settings.batch_size):
-            with self._pace.working(), torch.no_grad():
-                outcomes.append(objective(self._states.packed(part)))
-        return accepted_length(outcomes)
+        objective, size = self.pupil.objective(model), self.settings.batch_size
+        with torch.no_grad():
+            parts = [held[begin : begin + size] for begin in range(0, len(held), size)]
+            return accepted_length([objective(self._states.packed(part)) for part in parts])
 
 
 def online_draft(
     draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype | None = None
 ) -> OnlineLearner:
-    """A draft model that learns; better ones are served in ``dtype``, the target's if not given."""
+    """A learning draft model. Better ones are served in ``dtype``, by default the target's."""
     settings = settings or OnlineSettings()
     return OnlineLearner(DraftPupil(draft, target, settings.lesson, dtype or target.dtype), target, settings)
 
@@ -275,7 +266,7 @@ def online_draft(
 def online_sorted_draft(
     draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype, exits: Exits
 ) -> OnlineLearner:
-    """As ``online_draft``, of a draft model with nested exits: each of them learns."""
+    """As ``online_draft``, for a draft model with nested exits, all of which learn."""
     settings = settings or OnlineSettings()
     return OnlineLearner(SortedPupil(draft, target, settings.lesson, dtype, exits=exits), target, settings)
 
@@ -283,17 +274,12 @@ def online_sorted_draft(
 def online_heads(
     head: Head, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype | None = None
 ) -> OnlineLearner:
-    """Heads that learn, by the objective that ``outrider train`` has for their kind; better ones are served in ``dtype``, that
-    of ``head`` if not given."""
+    """Learning heads, with the objective of ``outrider train`` for their kind. Better ones are served in ``dtype``, by
+    default that of ``head``."""
     settings = settings or OnlineSettings()
     return OnlineLearner(HeadPupil(head, target, settings.lesson, dtype), target, settings)
 
 
 def _one_thread() -> ThreadPoolExecutor:
-    """The thread that learns. It takes one core, so that serving has the others."""
+    """The learning thread. It uses one core and leaves the others to serving."""
     return ThreadPoolExecutor(1, thread_name_prefix="online-draft", initializer=torch.set_num_threads, initargs=(1,))
-
-
-def _parts(documents: Sequence[Document], size: int) -> list[list[Document]]:
-    rest = iter(documents)
-    return [part for _ in range(0, len(documents), size) if (part := list(islice(rest, size)))]

@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import final
+from typing import Any, final
 
-_FIRST_S = 1.0
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_FIRST_S = 0.1
+"""Assumed duration of the first operation."""
+_FADES = 0.99
+"""Decay of the longest operation's duration, at every further one."""
+_MOST_DOUBLED = 30
+
+
+class WorkEnded(Exception):  # noqa: N818
+    """The work is given up because the server stops."""
 
 
 @final
 class Pace:
-    """Lets a piece of work begin when its time has been saved up, or when nothing was served for as long as it will take.
+    """Lets work go on operation by operation. One begins when what was owed is paid, or in a pause that has lasted.
 
-        saved = share * (seconds of serving) - (seconds of work while serving)    begin when saved >= seconds of the last piece
+        saved   = share * (seconds of serving) - (seconds of work beside serving)               at most 0
+        begin     when saved = 0,   or after a pause of  price * 2 ** (owed / price)            owed = -saved
 
-    A pause is not taken for one at once: requests that come in waves leave moments between them, and a piece that began in one
-    would run beside the next wave. The first piece is taken to need a second. What a piece takes beyond its price is paid for
-    before the next one. Idle time neither pays nor forgives."""
+    So work stands still in the middle of a pass when requests come. A pause is not taken for one at once: requests that come in
+    waves leave moments between them, and an operation that began in one would run beside the next wave. What runs beside it is
+    owed, and every price owed doubles the pause that is waited for. So where no pause is longer than P, work takes at most this
+    of any stretch of serving, however requests come:
+
+        share * (seconds of serving) + price * (2 + log2(P / price))
+
+    The price is what the longest of the latest operations took. Idle time neither pays nor forgives. A share of 1 is no
+    limit."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._changed = threading.Condition()
-        self._is_idle, self._has_ended, self._told = True, False, time.perf_counter()
-        self._busy = self._spent = self._paused = 0.0
-        self._cost = _FIRST_S
-        self.seconds = 0.0
-        """Time of all pieces."""
+        self._is_idle, self._is_working, self._has_ended, self._told = True, False, False, time.perf_counter()
+        self._price = _FIRST_S
+        self._paused = self._begun = self.saved = 0.0
+        self.seconds = self.served = self.beside = 0.0
+        """Seconds of work, of serving, and of work during serving."""
 
     def tell(self, *, is_idle: bool) -> None:
-        """Told by the serving thread between rounds: whether anything is being served now."""
+        """Called by the serving thread between rounds: whether no request is running."""
         with self._changed:
             self._count()
             self._is_idle = is_idle
@@ -40,37 +57,76 @@ class Pace:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Release whatever waits for the budget, because the server stops."""
+        """Give up the work before its next operation, because the server stops."""
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Wait for the budget, then do a piece of work."""
-        with self._changed:
-            self._changed.wait_for(self._may_work)
-            self._count()
-            busy, began = self._busy, time.perf_counter()
-        yield
-        with self._changed:
-            self._count()
-            self._cost = time.perf_counter() - began
-            self.seconds += self._cost
-            self._spent += self._busy - busy
+        """A context for PyTorch work that waits for the budget before each operation of the thread."""
+        if self._share >= 1:
+            began = time.perf_counter()
+            yield
+            self.seconds += time.perf_counter() - began
+            return
+        try:
+            with _Stepwise(self):
+                yield
+        finally:
+            self._rest()
 
-    @property
-    def saved(self) -> float:
-        """Seconds of work that serving has paid for; below 0 where work is owed."""
-        return self._share * self._busy - self._spent
+    def step(self) -> None:
+        """Wait for the budget before an operation. Raises ``WorkEnded`` if the server stops."""
+        with self._changed:
+            self._end_operation()
+            self._changed.wait_for(self._may_work)
+            if self._has_ended:
+                raise WorkEnded
+            self._count()
+            self._is_working, self._begun = True, self.seconds
+
+    def _rest(self) -> None:
+        with self._changed:
+            self._end_operation()
+
+    def _end_operation(self) -> None:
+        """Account for the previous operation, if there was one."""
+        self._count()
+        if self._is_working:
+            self._is_working, self._price = False, max(self.seconds - self._begun, _FADES * self._price)
 
     def _may_work(self) -> bool:
-        return self._paused >= self._cost or self._has_ended or self._share >= 1 or self.saved >= self._cost
+        if self._has_ended:
+            return True
+        if not self._is_idle:
+            return self.saved >= 0
+        return self._paused >= self._price * 2 ** min(-self.saved / self._price, _MOST_DOUBLED)
 
     def _count(self) -> None:
-        """Add the time since the last look to what was served, or to the pause."""
+        """Add the time since the last call to serving or to the pause, and to work."""
         passed, self._told = time.perf_counter() - self._told, time.perf_counter()
+        self.seconds += passed if self._is_working else 0.0
         if self._is_idle:
             self._paused += passed
-        else:
-            self._busy, self._paused = self._busy + passed, 0.0
+            return
+        self._paused, self.served = 0.0, self.served + passed
+        self.saved = min(0.0, self.saved + self._share * passed)
+        if self._is_working:
+            self.saved, self.beside = self.saved - passed, self.beside + passed
+
+
+@final
+class _Stepwise(TorchDispatchMode):
+    """Calls the budget before every operation of a thread, including backward passes."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        self._pace.step()
+        return func(*args, **(kwargs or {}))

@@ -16,7 +16,7 @@ from outrider.core.interfaces import Target
 
 
 def training_notes(target_name: str, target: Target, files: Sequence[Path], **more: Any) -> dict[str, Any]:
-    """Facts with which the run can be made again."""
+    """The facts that reproduce the run."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["outrider", *sys.argv[1:]]),

@@ -30,16 +30,16 @@ from outrider.train.draft_lm import DraftLM
 @final
 @dataclass(frozen=True, eq=False)
 class Importance:
-    """How much the parts of a model do."""
+    """Importance of the parts of a model."""
 
     layers: Tensor
-    """[L]"""
+    """[L] importance of the layers."""
     units: Tensor
-    """[L, M] of the MLPs."""
+    """[L, M] importance of the MLP units."""
 
 
 def importance_of(model: DraftLM, documents: Sequence[Document]) -> Importance:
-    """Measured on texts."""
+    """Measure importance on texts."""
     layers = [cast("HeadLayer", layer) for layer in model.model.layers]
     turned, used, count = torch.zeros(len(layers)), torch.zeros(len(layers), model.config.mlp_size), 0
     with torch.inference_mode(), ExitStack() as hooks:
@@ -57,7 +57,7 @@ def importance_of(model: DraftLM, documents: Sequence[Document]) -> Importance:
 
 
 def pruned(model: DraftLM, importance: Importance, *, num_layers: int, mlp_size: int) -> DraftLM:
-    """A copy with the ``num_layers`` layers and, in each of them, the ``mlp_size`` units that matter most, in their order."""
+    """A copy with the ``num_layers`` most important layers and their ``mlp_size`` most important units, in order."""
     config = model.config
     for name, value, most in (("layers", num_layers, config.num_layers), ("mlp", mlp_size, config.mlp_size)):
         if not 1 <= value <= most:
@@ -71,7 +71,7 @@ def pruned(model: DraftLM, importance: Importance, *, num_layers: int, mlp_size:
 
 
 def best(values: Tensor, count: int) -> list[int]:
-    """The places of the largest values, ascending."""
+    """Indices of the largest values, ascending."""
     return sorted(values.topk(count).indices.tolist())
 
 
@@ -89,14 +89,14 @@ def _kept(model: DraftLM, importance: Importance, num_layers: int, mlp_size: int
 
 
 def _narrowed(name: str, tensor: Tensor, units: list[int]) -> Tensor:
-    """The rows or columns of ``units``, of the matrices of an MLP."""
+    """The rows or columns of ``units`` in the matrices of an MLP."""
     if name.endswith(("gate_proj.weight", "up_proj.weight")):
         return tensor[units].clone()
     return tensor[:, units].clone() if name.endswith("down_proj.weight") else tensor.clone()
 
 
 def _adder(total: Tensor):
-    """A hook that sums up how large the inputs of a module are, number by number."""
+    """A hook that adds up the magnitudes of a module's inputs."""
 
     def add(module: object, inputs: tuple[Tensor, ...]) -> None:
         del module
@@ -106,7 +106,7 @@ def _adder(total: Tensor):
 
 
 def _alone(document: Document, device: torch.device) -> PackedTexts:
-    """One text in a row, without states of a target."""
+    """One text in a row, without the target's states."""
     tokens = torch.tensor([document.tokens], device=device)
     places, nothing = torch.arange(tokens.shape[1], device=device)[None], torch.zeros(*tokens.shape, 0, device=device)
     return PackedTexts(tokens, nothing, nothing, torch.zeros_like(tokens), places, torch.ones_like(tokens, dtype=torch.bool))

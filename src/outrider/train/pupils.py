@@ -23,21 +23,21 @@ from outrider.train.objective import HeadObjective, HeadSettings, Objective
 from outrider.train.sorted import SortedObjective, SortedSettings
 
 Exits = tuple[int, ...] | str | None
-"""Layers after which a draft may be left, as method ``s2d`` takes them."""
+"""Exit layers of a draft, as for method ``s2d``."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a module learns by."""
+    """The training settings of a module."""
 
     loss: str
-    """Name of a divergence from the target's law. A kind of heads that has a loss of its own keeps it."""
+    """Name of a divergence from the target's law. Heads with a loss of their own keep it."""
     chunk: int
-    """Most logits made at a time."""
+    """Most logits in memory at a time."""
 
 
 class Pupil(ABC):
-    """Something that can be taught."""
+    """A module that can learn while it serves."""
 
     module: nn.Module
     taps: tuple[int, ...] = ()
@@ -45,14 +45,14 @@ class Pupil(ABC):
 
     @abstractmethod
     def objective(self, module: nn.Module) -> Objective:
-        """What a copy of the module learns by, and is judged by."""
+        """The objective that trains and evaluates a copy of the module."""
 
     @abstractmethod
     def served(self, module: nn.Module) -> Any:
         """A copy of the module, ready to draft with."""
 
     def learning(self, module: nn.Module) -> nn.Module:
-        """The module with gradients where it learns. Changes it."""
+        """The module with gradients enabled where it learns. Changes it."""
         return module.requires_grad_(True).train()
 
 
@@ -92,10 +92,10 @@ class SortedPupil(_ModelPupil):
 
 @final
 class HeadPupil(Pupil):
-    """Heads of any kind that ``outrider train`` can train. What they share with the target stays as it is."""
+    """Heads of any kind that ``outrider train`` can train. Parts shared with the target stay fixed."""
 
     def __init__(self, head: Head, target: Target, lesson: Lesson, dtype: torch.dtype | None = None) -> None:
-        """They are served in ``dtype``, their own if not given."""
+        """They are served in ``dtype``, by default their own."""
         given = {"loss": lesson.loss, **KINDS[head.config.kind].training}
         names = {item.name for item in fields(HeadSettings)}
         self._settings = HeadSettings(**{name: value for name, value in given.items() if name in names})

@@ -22,12 +22,12 @@ from outrider.train.data import Document
 
 
 def prompts_of(documents: Sequence[Document], *, prompt_len: int) -> list[tuple[int, ...]]:
-    """What the target is given: a conversation up to its first answer, or the beginning of a text."""
+    """The target's prompts: a conversation up to its first answer, or the beginning of a text."""
     return [document.tokens[: document.begin or prompt_len] for document in documents]
 
 
 def regenerate(llm: LLM, prompts: Sequence[Sequence[int]], out: Path, *, params: SamplingParams) -> Iterator[int]:
-    """Write ``{"tokens", "prompt_len"}`` lines; yields how many there are whenever there are more."""
+    """Write ``{"tokens", "prompt_len"}`` lines. Yields their number whenever it grows."""
     num_lines = first = _whole_lines(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     each = [seeded(params, number) for number in range(first, len(prompts))]
@@ -46,7 +46,7 @@ def regenerate(llm: LLM, prompts: Sequence[Sequence[int]], out: Path, *, params:
 
 
 def regenerated(llm: LLM, prompts: Sequence[list[int]], each: Sequence[SamplingParams]) -> list[dict[str, Any]]:
-    """The lines of a few prompts."""
+    """The lines of some prompts."""
     return [
         {"tokens": [*prompt, *output.token_ids], "prompt_len": len(prompt)}
         for prompt, output in zip(prompts, llm.generate(list(prompts), list(each)), strict=True)
@@ -54,12 +54,12 @@ def regenerated(llm: LLM, prompts: Sequence[list[int]], each: Sequence[SamplingP
 
 
 def seeded(params: SamplingParams, number: int) -> SamplingParams:
-    """Every prompt has its own seed, whatever the run was cut into."""
+    """Parameters with a seed for each prompt, however the run is split."""
     return replace(params, seed=(params.seed or 0) * 1_000_003 + number)
 
 
 def _whole_lines(out: Path) -> int:
-    """Lines of an earlier run; cuts off one that was not finished."""
+    """Number of complete lines of an earlier run; an incomplete one is cut off."""
     if not out.is_file():
         return 0
     data = out.read_bytes()

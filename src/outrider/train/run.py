@@ -20,31 +20,31 @@ from outrider.train.plot import acceptance_plot
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how fast."""
+    """Length and learning rate of a run."""
 
     max_steps: int = 1000
     max_seconds: float | None = None
-    """Ends the run earlier; the learning rate falls with the larger share that is gone."""
+    """Time limit. The learning rate follows the larger used share, of steps or of time."""
     batch_size: int = 16
     """Documents per step."""
     row_len: int = 512
-    """Places per packed row."""
+    """Positions per packed row."""
     learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
     clip: float = 1.0
     final_rate: float = 0.05
-    """Share of the learning rate that is left at the end."""
+    """Final learning rate, as a share of the highest."""
     bf16: bool = False
-    """Multiply in bfloat16; weights stay float32."""
+    """Compute products in bfloat16; weights stay float32."""
     judge_every: int = 100
     save_every: int = 100
     patience: int = 10
-    """Judgements without a better accepted length after which a method stops."""
+    """Evaluations without a better accepted length after which a method stops."""
     seed: int = 0
     store: str | None = None
-    """Folder, or URL of an object store (``s3://...``), in which the target's states of the corpus are kept, so that every
-    text goes through the target once."""
+    """Folder or URL of an object store (``s3://...``) for the target's states of the corpus, so that every text passes
+    the target once."""
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "row_len", "judge_every", "save_every", "patience"):
@@ -57,12 +57,12 @@ class Settings:
 @final
 @dataclass(eq=False)
 class Run:
-    """One objective while it learns."""
+    """The training state of one objective."""
 
     objective: Objective
     folder: Path
     call: Callable[[PackedTexts], BatchOutcome]
-    """The objective, divided where there are many devices."""
+    """The objective, sharded if there are many devices."""
     optimizer: torch.optim.Optimizer
     team: Team
     best: float = 0.0
@@ -74,7 +74,7 @@ class Run:
         return self.since_best < 0
 
     def learn(self, loss: torch.Tensor, settings: Settings, step: int) -> float:
-        """One step down; refuses a loss that is not a number before it can spoil the weights."""
+        """One optimizer step. A loss that is not a number is refused before it can spoil the weights."""
         value = float(loss.detach())
         if not math.isfinite(value):
             raise ModelError(
@@ -88,7 +88,7 @@ class Run:
         return value
 
     def judge(self, outcomes: Sequence[BatchOutcome], step: int, settings: Settings, notes: dict[str, Any]) -> float:
-        """Accepted length on the held-out documents; keeps the best checkpoint."""
+        """Evaluate the accepted length on the held-out documents, and keep the best checkpoint."""
         length = accepted_length(outcomes)
         rates = sum(outcome.rates().double() for outcome in outcomes)
         assert isinstance(rates, torch.Tensor)

@@ -27,9 +27,9 @@ from outrider.train.data import Document, digest_of
 from outrider.train.features import compute
 
 SHARD_BYTES = 64 << 20
-"""States that are collected before a shard is written."""
+"""Bytes of states collected before a shard is written."""
 _OPEN_SHARDS = 8
-"""Shards that are kept in memory to read from."""
+"""Most shards kept in memory for reading."""
 
 
 @final
@@ -54,7 +54,7 @@ class ShardedStore:
             raise ModelError(f"states cannot be kept in {where} ({error}); name another place in store") from error
 
     def states(self, documents: Sequence[Document]) -> dict[int, list[Tensor]]:
-        """As ``compute``; what is not known yet is computed and collected for the next shard."""
+        """As ``compute``. Unknown states are computed and collected for the next shard."""
         digests = [digest_of(document).hex() for document in documents]
         known = {*self._places, *self._collected}
         new = {digest: document for digest, document in zip(digests, documents, strict=True) if digest not in known}
@@ -66,7 +66,7 @@ class ShardedStore:
         return {tap: [row[:, index] for row in rows] for index, tap in enumerate(self._taps)}
 
     def flush(self) -> None:
-        """Write what was collected as a shard."""
+        """Write the collected states as a shard."""
         if not self._collected:
             return
         mine = [name for name in set(self._places.values()) if name.startswith(f"states-{self._rank}-")]
@@ -112,7 +112,7 @@ class ShardedStore:
             raise OptionError(f"{self._where} holds states of another target or of other layers; name another place in store")
 
     def _index(self) -> dict[str, str]:
-        """Which shard each document is in."""
+        """The shard of each document."""
         found: dict[str, str] = {}
         for path in sorted(self._files.glob(f"{self._root}/states-*.json")):
             name = str(path).rsplit("/", 1)[-1].removesuffix(".json")

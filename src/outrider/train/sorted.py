@@ -29,12 +29,12 @@ from outrider.train.objective import BatchOutcome, Objective
 
 @dataclass(frozen=True)
 class SortedSettings:
-    """Which exits learn, and from what."""
+    """Which exits are trained, and on what."""
 
     exits: tuple[int, ...] | str | None = None
-    """Layers after which the draft may be left ("1,2,4" on the command line); 1/2, 3/4 and all of them if not given."""
+    """Exit layers of the draft ("1,2,4" on the command line). Default: 1/2, 3/4 and all of the layers."""
     judged_exit: int | None = None
-    """Exit by whose chains a checkpoint is judged; the last if not given."""
+    """Exit whose chains evaluate a checkpoint. Default: the last."""
     loss: str = "forward"
     num_depths: int = 4
     chunk: int = CHUNK
@@ -49,7 +49,7 @@ class SortedSettings:
 
 @final
 class SortedObjective(Objective):
-    """A draft against the target's laws, at every exit."""
+    """Trains a draft on the target's laws, at every exit."""
 
     name = "sorted"
     taps = ()

@@ -31,16 +31,16 @@ _MOST_EXITS = 16
 
 @dataclass(frozen=True)
 class SpecEESettings:
-    """Which exits learn, and the shape of their networks."""
+    """Which exits have predictors, and the shape of these."""
 
     exits: tuple[int, ...] | str | None = None
-    """Layers with a predictor ("2,4,8" on the command line); about sixteen, evenly spread, if not given."""
+    """Layers with a predictor ("2,4,8" on the command line). Default: about sixteen, evenly spaced."""
     num_tokens: int = 4
-    """Likeliest tokens of an exit that its predictor looks at."""
+    """Number of an exit's likeliest tokens that its predictor reads."""
     width: int = 64
-    """Hidden numbers of a predictor (the paper: 512)."""
+    """Hidden size of a predictor (the paper: 512)."""
     chunk: int = 1 << 24
-    """Most logits made at a time."""
+    """Most logits in memory at a time."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.width < 1:
@@ -51,7 +51,7 @@ class SpecEESettings:
 
 @final
 class SpecEEObjective(Objective):
-    """A network per exit against whether the exit is right."""
+    """Trains a network per exit to predict whether the exit is right."""
 
     name = "specee"
 
@@ -85,11 +85,12 @@ class SpecEEObjective(Objective):
         self.predictor.save(folder, self.target, self._hidden_size, notes)
 
     def verdict(self, length: float) -> str:
-        """Says nothing about decoding: the loop's "accepted length" is one more than the exits judged rightly."""
+        """Explains the loop's "accepted length", which is not one here: it is one more than the number of right
+        predictions."""
         return f"{length - 1:.2f} of {len(self.taps)} exits judged rightly before the first mistake (held out), by exit"
 
     def _chunk(self, exits: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum over places of the exits' mean loss, and [E, P] where exits are judged rightly; ``exits`` [P, E, H]."""
+        """Sum over positions of the exits' mean loss, and [E, P] where predictions are right; ``exits`` is [P, E, H]."""
         with torch.no_grad():
             wanted = self.target.logits(last).argmax(-1)
             said = [self.target.logits(states.to(last.dtype)) for states in exits.unbind(1)]
@@ -102,11 +103,11 @@ class SpecEEObjective(Objective):
         return losses.mean(0).sum(), (odds > 0) == label
 
     def _earlier(self, said: list[Tensor], index: int) -> Tensor | None:
-        """The answer of an exit below: any or none while learning, otherwise the next."""
+        """The likeliest tokens of a lower exit: in training any or none, otherwise the next one."""
         below = int(torch.randint(-1, index, ())) if self.module.training and index else index - 1
         return None if below < 0 else said[below]
 
     def _count(self, label: Tensor) -> None:
-        """[E, P] which exits are right: the lowest of each place counts."""
+        """Count the lowest right exit of each position, from [E, P]."""
         first = label & (label.int().cumsum(0) == 1)
         self.predictor.first_right += first.sum(1)

@@ -17,11 +17,11 @@ from outrider.train.run import Run
 
 _NAME = "state.pt"
 _MAY_CHANGE = ("max_steps", "max_seconds", "judge_every", "save_every", "patience", "learning_rate", "bf16", "store")
-"""Settings that a run may go on with though they were others before."""
+"""Settings that may change when a run is resumed."""
 
 
 def save_state(out: Path, runs: Sequence[Run], step: int, elapsed: float, settings: dict[str, Any]) -> None:
-    """Replace the state, or leave the old one whole."""
+    """Replace the saved state atomically."""
     team = runs[0].team
     random = team.everybodys(torch.get_rng_state())
     state: dict[str, Any] = {
@@ -53,7 +53,7 @@ def save_state(out: Path, runs: Sequence[Run], step: int, elapsed: float, settin
 
 
 def load_state(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> tuple[int, float]:
-    """Put everything back; returns the next step and the seconds spent. Nothing to put back: 0, 0."""
+    """Restore the state. Returns the next step and the seconds spent; 0, 0 without a saved state."""
     path = out / _NAME
     if not path.is_file():
         return 0, 0.0
@@ -76,7 +76,7 @@ def load_state(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> tupl
 
 
 def _divided(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's whole state, divided as its parameters are."""
+    """An optimizer's full state, sharded like its parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = {
         index: {name: divided_like(value, parameters[index]) if name != "step" else value for name, value in entry.items()}

@@ -37,7 +37,7 @@ class FeatureStore:
         probe = compute(target, [Document((0,))], taps)[target.num_layers][0]
         self._width, self._dtype = probe.shape[1], probe.dtype
         self._entry = len(self._taps) * self._width * probe.element_size()
-        """Bytes of one place."""
+        """Bytes of one position."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._check_header()
@@ -50,7 +50,7 @@ class FeatureStore:
             raise ModelError(f"states cannot be kept in {folder} ({error}); name another folder in store") from error
 
     def states(self, documents: Sequence[Document]) -> dict[int, list[Tensor]]:
-        """As ``compute``; what is not known yet is computed and kept."""
+        """As ``compute``. Unknown states are computed and stored."""
         digests = [digest_of(document).hex() for document in documents]
         new = {digest: document for digest, document in zip(digests, documents, strict=True) if digest not in self._places}
         if new:
@@ -60,7 +60,7 @@ class FeatureStore:
         return {tap: [row[:, index] for row in rows] for index, tap in enumerate(self._taps)}
 
     def flush(self) -> None:
-        """Nothing waits to be written: every text is kept as it comes."""
+        """Nothing to do: states are stored as they come."""
 
     def _keep(self, new: dict[str, Document]) -> None:
         found = compute(self._target, list(new.values()), self._taps)

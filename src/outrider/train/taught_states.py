@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.core.interfaces import Target
 from outrider.models.heads import PackedTexts
 from outrider.train.data import Document
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 
 
 @final
@@ -19,13 +19,13 @@ class TaughtStates:
     """States by text, those used longest ago forgotten first. Not for several threads."""
 
     def __init__(self, target: Target, taps: Sequence[int], max_bytes: int) -> None:
-        """``taps`` are the target's layers that are read beside the last one; at most ``max_bytes`` are kept."""
+        """``taps`` are the target layers read beside the last one. At most ``max_bytes`` are kept."""
         self._target, self._taps, self._max_bytes = target, tuple(taps), max_bytes
         self._known: OrderedDict[Document, dict[int, Tensor]] = OrderedDict()
         self.num_bytes = 0
 
     def packed(self, documents: Sequence[Document]) -> PackedTexts:
-        """The texts as rows with their states; texts that are not known are read by the target first, all at once."""
+        """The texts packed into rows with their states. The target first reads unknown texts, all at once."""
         found = self._read([document for document in dict.fromkeys(documents) if document not in self._known])
         for document in documents:
             if document in self._known:
@@ -33,10 +33,10 @@ class TaughtStates:
                 found[document] = self._known[document]
         states = {tap: [found[document][tap] for document in documents] for tap in found[documents[0]]}
         self._forget()
-        return Rows(states, documents, row_len=1, last=self._target.num_layers).packed(self._taps)
+        return DocumentRows(states, documents, row_len=1, last=self._target.num_layers).packed(self._taps)
 
     def _read(self, documents: Sequence[Document]) -> dict[Document, dict[int, Tensor]]:
-        """The states of new texts, which are kept."""
+        """Compute and keep the states of new texts."""
         if not documents:
             return {}
         states = compute(self._target, documents, self._taps)

@@ -13,17 +13,17 @@ from outrider.core.errors import OptionError
 from outrider.train.data import Document
 
 
-class Spoken(NamedTuple):
-    """Chosen tokens."""
+class ChosenTokens(NamedTuple):
+    """The chosen tokens."""
 
     ids: Tensor
-    """Ascending."""
+    """Token ids, ascending."""
     coverage: float
-    """Share of the text that is written with them."""
+    """Share of the text's tokens that are chosen."""
 
 
-def commonest(documents: Sequence[Document], count: int, vocab_size: int, *, always: Sequence[int] = ()) -> Spoken:
-    """The ``count`` commonest tokens of what counts in the documents, those of ``always`` among them."""
+def commonest(documents: Sequence[Document], count: int, vocab_size: int, *, always: Sequence[int] = ()) -> ChosenTokens:
+    """The ``count`` most frequent tokens of the learned positions, including ``always``."""
     if not len(set(always)) <= count <= vocab_size or count < 1:
         raise OptionError(f"{count} tokens cannot be chosen of {vocab_size}; use {max(1, len(set(always)))} to {vocab_size}")
     counts = np.zeros(vocab_size, dtype=np.int64)
@@ -32,4 +32,4 @@ def commonest(documents: Sequence[Document], count: int, vocab_size: int, *, alw
     rank = counts.astype(np.float64)
     rank[list(always)] = np.inf
     ids = np.sort(np.argsort(-rank, kind="stable")[:count])
-    return Spoken(torch.from_numpy(ids), float(counts[ids].sum() / max(1, counts.sum())))
+    return ChosenTokens(torch.from_numpy(ids), float(counts[ids].sum() / max(1, counts.sum())))

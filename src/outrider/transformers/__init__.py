@@ -5,11 +5,13 @@
     outrider.transformers.attach(model, method="suffix")        # every later model.generate, pipelines included
 
 transformers prepares the call as always: lengths, padding, logits processors, stopping criteria. Outrider replaces its loop.
-The greedy text is the same. Sampled text has the same law and follows torch's seed. What cannot be honoured is refused by name.
+The text is the same in float32, greedy and sampled with the same seed of torch. In 16 bits rounding decides near ties, and
+``RoundingWarning`` says so. What cannot be honoured is refused by name.
 """
 
 from outrider.transformers.attached import attach, detach
 from outrider.transformers.drop_in import DropIn, generate
+from outrider.transformers.hf_held import RoundingWarning
 from outrider.transformers.hub_folder import write_folder
 
-__all__ = ["DropIn", "attach", "detach", "generate", "write_folder"]
+__all__ = ["DropIn", "RoundingWarning", "attach", "detach", "generate", "write_folder"]

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from outrider.core.choice import Choice
-from outrider.core.errors import ModelError, OptionError
+from outrider.core.errors import ModelError, OptionError, check_one_of
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
@@ -25,6 +25,7 @@ from outrider.methods import METHODS, TABLES, compose, rows_of
 from outrider.models.load import load_model
 from outrider.transformers.answers import Columns, Scorebook, check_padding, finished
 from outrider.transformers.hf_held import Held
+from outrider.transformers.hf_noise import TorchNoise
 from outrider.transformers.hf_options import Answer, Caller, answer_of, check_options, check_room
 from outrider.transformers.hf_processors import Processing, processing_of, try_processors
 from outrider.transformers.hf_prompts import Prompts
@@ -32,6 +33,8 @@ from outrider.transformers.hf_stops import Stopping, stopping_of, try_criteria
 
 Draft = Any
 """A transformers model in memory, or the name of a model: a folder, a hub name or a GGUF file."""
+_NOISES = ("torch", "own")
+_NAMES = ("method", "draft", "acceptance", "policy", "noise")
 
 
 def generate(
@@ -40,23 +43,26 @@ def generate(
     draft: Draft | Sequence[Draft] | None = None,
     acceptance: str | None = None,
     policy: str | None = None,
+    noise: str | None = None,
     **options: Any,
 ) -> DropIn:
     """A decoding loop for ``model.generate(..., custom_generate=...)``. ``method`` is a row of ``outrider methods``. ``draft``
-    is a model in memory, a folder, a hub name, or a list of them. ``options`` are the method's own (``num_draft_tokens`` ...).
-    Names and options are checked here, before any model is touched."""
+    is a model in memory, a folder, a hub name, or a list of them. ``noise`` says where the random numbers of sampled text come
+    from: "torch" writes the text of plain ``generate`` with the same seed, "own" another text of the same law. None means
+    "torch", and "own" for a lossy rule. ``options`` are the method's own (``num_draft_tokens`` ...). Names and options are
+    checked here, before any model is touched."""
     drafts = tuple(draft) if isinstance(draft, list | tuple) else () if draft is None else (draft,)
     default = "fixed" if {"num_draft_tokens", "num_tree_nodes"} & set(options) else METHODS[method].policy
-    return DropIn(Choice(method, acceptance, policy or default, options), drafts)
+    return DropIn(Choice(method, acceptance, policy or default, options), drafts, noise)
 
 
 @final
 class DropIn:
     """A method for ``generate`` of transformers. One object serves any number of models and calls."""
 
-    def __init__(self, choice: Choice, drafts: tuple[Draft, ...] = ()) -> None:
+    def __init__(self, choice: Choice, drafts: tuple[Draft, ...] = (), noise: str | None = None) -> None:
         _check(choice, len(drafts))
-        self.choice, self.drafts = choice, drafts
+        self.choice, self.drafts, self.noise = choice, drafts, _noise_for(choice, noise)
         self._loaded: dict[tuple[str, str, str], Target] = {}
         self.stats: list[Stats] = []
         """What each row of the last call cost: passes, guesses, accepted guesses, seconds."""
@@ -74,12 +80,15 @@ class DropIn:
     ) -> Any:
         """Continue a prepared batch. ``generate`` of transformers calls this."""
         check_options(generation_config)
+        do_sample = bool(generation_config.do_sample)
+        noise = TorchNoise(len(input_ids), input_ids.device) if do_sample and self.noise == "torch" else None
         streamer = Caller.find().streamer if streamer is None else streamer
         held = Held.of(model)
         target = held.target(model)
+        held.warn_of_rounding(model)
         prompts, wanted = Prompts.of(input_ids, model_kwargs), answer_of(generation_config)
         stopping = stopping_of(stopping_criteria, prompts)
-        processing = processing_of(logits_processor, prompts, do_sample=bool(generation_config.do_sample))
+        processing = processing_of(logits_processor, prompts, do_sample=do_sample, noise=noise)
         _check_call(prompts, processing, stopping, wanted, target)
         columns = Columns(prompts, wanted, streamer)
         book = Scorebook(prompts, wanted, logits_processor, target.vocab_size)
@@ -91,7 +100,10 @@ class DropIn:
             columns.add(step)
             book.add(step)
             self.stats[step.request] = step.state.stats
-        return finished(columns.end(), book, wanted)
+        sequences = columns.end()
+        if noise is not None:
+            noise.settle(sequences.shape[1] - prompts.padded_len)
+        return finished(sequences, book, wanted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DropIn:
         """A copied model shares the loop: draft models are not copied with it."""
@@ -119,11 +131,23 @@ class DropIn:
 
 def _check(choice: Choice, num_drafts: int) -> None:
     """Find mistakes in names and options before any model is touched."""
-    choice.check(TABLES, num_drafts=num_drafts, translates=False, also=("method", "draft", "acceptance", "policy"))
+    choice.check(TABLES, num_drafts=num_drafts, translates=False, also=_NAMES)
     for name in {name for row in rows_of(choice.name, choice.options).values() for name in row.texts} & set(choice.options):
         value = choice.options[name]
         if isinstance(value, str) or any(isinstance(text, str) for text in value):
             raise OptionError(f"{name} holds text, and there is no tokenizer here; give lists of token ids")
+
+
+def _noise_for(choice: Choice, noise: str | None) -> str:
+    """Where the random numbers come from. A lossy rule keeps guesses that are not the drawn token, so it needs the law."""
+    is_lossless = choice.rule(TABLES).rule.lossless
+    if noise is None:
+        return "torch" if is_lossless else "own"
+    check_one_of("noise", noise, _NOISES)
+    if noise == "torch" and not is_lossless:
+        name = choice.acceptance or METHODS[choice.name].acceptance
+        raise OptionError(f"noise = 'torch' promises the text of plain generate, and rule {name!r} is lossy; use noise='own'")
+    return noise
 
 
 def _check_call(prompts: Prompts, processing: Processing, stopping: Stopping, wanted: Answer, target: Target) -> None:
@@ -157,7 +181,7 @@ def _check_vocabulary(draft: Target, target: Target) -> None:
 
 
 def requests_of(prompts: Prompts, processing: Processing, stopping: Stopping) -> list[Request]:
-    """One request per row. Seeds come from torch's generator, so ``torch.manual_seed`` fixes the text."""
+    """One request per row. The seeds of sampled text come from torch's generator, so ``torch.manual_seed`` fixes it."""
     is_greedy = processing.params["temperature"] == 0
     seeds = [0] * prompts.num_rows if is_greedy else torch.randint(1 << 62, (prompts.num_rows,)).tolist()
     return [

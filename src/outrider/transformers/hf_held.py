@@ -3,10 +3,15 @@
 The target is the native CPU pass where it can read the model's matrices in their place (``hf_in_place.py``), and the adapter
 over the model's own modules otherwise. Opening either tries the model on a few tokens (``models/hf_check.py``), so it is done
 once. The model itself holds the result, which lives and dies with it. Nothing of it is copied or saved with the model.
+
+In 16 bits the best logit is often shared by several tokens, and the order of a sum decides between them. That order depends on
+how many tokens share a pass, in PyTorch's products too. So no loop that scores several tokens at once can promise the text of
+one that scores them singly, and a warning says so at the first call with such a model.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from contextlib import contextmanager
 from typing import Any, final
@@ -18,6 +23,12 @@ from outrider.models.hf import HFModel
 from outrider.transformers.hf_in_place import InPlace
 
 _NAME = "_outrider_held"
+_SURE = 4
+"""Bytes of a number from which on near ties are so rare that the text is promised."""
+
+
+class RoundingWarning(UserWarning):
+    """Near ties may go another way than in plain ``generate``, as they do there whenever passes are made up otherwise."""
 
 
 @final
@@ -29,6 +40,7 @@ class Held:
         self._adapter: HFModel | None = None
         self._made_for: tuple[object, ...] = ()
         self._composed_on: Target | None = None
+        self._warned_of: object = None
         self._methods: dict[Hashable, Method] = {}
 
     @staticmethod
@@ -45,6 +57,18 @@ class Held:
             self._composed_on = target
             self._methods.clear()
         return target
+
+    def warn_of_rounding(self, model: Any) -> None:
+        """Say once of a model that writes a text in 16 bits what is not promised."""
+        if model.dtype.itemsize >= _SURE or model.dtype == self._warned_of:
+            return
+        self._warned_of = model.dtype
+        kind = str(model.dtype).removeprefix("torch.")
+        message = (
+            f"{type(model).__name__} is in {kind}, where the order of a sum decides near ties: greedy text may differ from "
+            "that of plain generate at such places. Use float32 where it must be the same token for token"
+        )
+        warnings.warn(message, RoundingWarning, stacklevel=3)
 
     def _adapted(self, model: Any) -> HFModel:
         made_for = _state_of(model)

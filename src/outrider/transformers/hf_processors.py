@@ -3,8 +3,10 @@
 A processor is called with one row: the ids on the path to a node, the row's padding in front, and that node's logits. It must
 be a function of those two. This is tried on the prompts before the first token, and a processor that fails is refused by name.
 
-The last processors of the list are mostly temperature, top-k, top-p, min-p and typical-p in this order. They become sampling
-parameters, which are computed for all nodes at once. A repetition penalty that stands alone before them does, too.
+Where sampled text has to be that of plain ``generate``, all processors run per node, and ``hf_noise.py`` makes their result
+scores whose largest is the drawn token. With the engine's own noise the last processors of the list mostly become sampling
+parameters, which are computed for all nodes at once: temperature, top-k, top-p, min-p and typical-p in this order. A repetition
+penalty that stands alone before them does, too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from transformers.generation import logits_process as theirs
 
 from outrider.core.errors import OptionError
 from outrider.core.params import LogitsProcessor
+from outrider.transformers.hf_noise import TorchNoise
 from outrider.transformers.hf_options import name_of
 from outrider.transformers.hf_prompts import Prompts
 
@@ -46,17 +49,27 @@ class Processing:
     """Called per node, in this order, before the parameters apply."""
     params: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that stand for the other processors."""
+    noise: TorchNoise | None = None
+    """Makes the largest score the token that ``torch.multinomial`` draws; None in greedy calls and with the engine's noise."""
 
     def row(self, prompts: Prompts, row: int) -> tuple[LogitsProcessor, ...]:
         """The processors as the engine calls them for one row."""
-        if not self.processors:
-            return ()
-        return (_RowProcessor(bound(self.processors, row), prompts.padding_of(row), prompts.input_ids.device),)
+        called: list[LogitsProcessor] = []
+        if self.processors:
+            called.append(_RowProcessor(bound(self.processors, row), prompts.padding_of(row), prompts.input_ids.device))
+        if self.noise is not None:
+            called.append(_RowNoise(self.noise, row, len(prompts.rows[row]), prompts.input_ids.device))
+        return tuple(called)
 
 
-def processing_of(processors: Sequence[Any], prompts: Prompts, *, do_sample: bool) -> Processing:
-    """The prepared processors of a call, with those that are sampling parameters taken out."""
+def processing_of(
+    processors: Sequence[Any], prompts: Prompts, *, do_sample: bool, noise: TorchNoise | None = None
+) -> Processing:
+    """The prepared processors of a call. With ``noise`` all of them are called and the largest score is chosen. Without it
+    those that are sampling parameters are taken out."""
     kept = list(processors)
+    if noise is not None:
+        return Processing(tuple(kept), {"temperature": 0.0}, noise)
     if kept and type(kept[-1]) is theirs.LogitNormalization:  # it adds a constant at each node, so the law is the same
         kept.pop()
     params: dict[str, Any] = {"temperature": 1.0 if do_sample else 0.0}
@@ -108,6 +121,20 @@ class _RowProcessor:
         for processor in self.processors:
             scores = processor(ids, scores)
         return scores[0].to(logits.device)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RowNoise:
+    """The draw of one row, behind its processors."""
+
+    noise: TorchNoise
+    row: int
+    prompt_len: int
+    device: torch.device
+
+    def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
+        return self.noise.scores(logits.to(self.device), len(tokens) - self.prompt_len, self.row).to(logits.device)
 
 
 def _split_tail(processors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

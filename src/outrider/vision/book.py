@@ -30,7 +30,7 @@ _KNOWN = 1 << 16
 
 @final
 @dataclass(frozen=True, eq=False)
-class Run:
+class EmbeddingRun:
     """Embeddings of neighbouring places of a prompt."""
 
     number: int
@@ -53,10 +53,10 @@ class Book:
         self._lock = Lock()
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
         self._next = 0
-        self._runs: WeakValueDictionary[int, Run] = WeakValueDictionary()
-        self._recent: OrderedDict[int, Run] = OrderedDict()
+        self._runs: WeakValueDictionary[int, EmbeddingRun] = WeakValueDictionary()
+        self._recent: OrderedDict[int, EmbeddingRun] = OrderedDict()
 
-    def run(self, key: bytes, make: Callable[[], tuple[Tensor, Tensor | None]]) -> Run:
+    def run(self, key: bytes, make: Callable[[], tuple[Tensor, Tensor | None]]) -> EmbeddingRun:
         """The run of this content; ``make`` gives its states and positions where they are not there any more."""
         with self._lock:
             found = self._runs.get(self._number(key))
@@ -65,7 +65,7 @@ class Book:
         states, positions = make()
         assert len(states) < SPAN, "a run has fewer places than ids"
         with self._lock:
-            return self._keep(Run(self._number(key), states, positions))
+            return self._keep(EmbeddingRun(self._number(key), states, positions))
 
     def state(self, token: int) -> Tensor:
         """[H] the embedding that an id names."""
@@ -76,7 +76,7 @@ class Book:
         """Positions of the run that a row goes on with, where it has several axes."""
         return self._of(row[0]).positions if row and row[0] >= FIRST else None
 
-    def _of(self, token: int) -> Run:
+    def _of(self, token: int) -> EmbeddingRun:
         run = self._runs.get((token - FIRST) // SPAN)
         assert run is not None, "a request holds its embeddings"
         return run
@@ -90,7 +90,7 @@ class Book:
             self._numbers.popitem(last=False)
         return self._numbers[key]
 
-    def _keep(self, run: Run) -> Run:
+    def _keep(self, run: EmbeddingRun) -> EmbeddingRun:
         self._runs[run.number] = self._recent[run.number] = run
         self._recent.move_to_end(run.number)
         while len(self._recent) > _KEPT:

@@ -17,7 +17,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Family:
+class VisionFamily:
     """What differs between families."""
 
     text_module: str
@@ -31,16 +31,16 @@ class Family:
 
 
 FAMILIES = {
-    "llava": Family("language_model"),
-    "qwen2_vl": Family("language_model", "qwen2", has_axes=True),
-    "qwen2_5_vl": Family("language_model", "qwen2", has_axes=True),
-    "idefics3": Family("text_model", is_tiled=True),
-    "smolvlm": Family("text_model", is_tiled=True),
+    "llava": VisionFamily("language_model"),
+    "qwen2_vl": VisionFamily("language_model", "qwen2", has_axes=True),
+    "qwen2_5_vl": VisionFamily("language_model", "qwen2", has_axes=True),
+    "idefics3": VisionFamily("text_model", is_tiled=True),
+    "smolvlm": VisionFamily("text_model", is_tiled=True),
 }
 """Families by the ``model_type`` of config.json."""
 
 
-def family_of(raw: Mapping[str, Any]) -> Family | None:
+def family_of(raw: Mapping[str, Any]) -> VisionFamily | None:
     """The family of a config.json; None for a model of text, and for one whose images are not known."""
     return FAMILIES.get(str(raw.get("model_type"))) if "vision_config" in raw else None
 

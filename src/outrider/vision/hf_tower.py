@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.core.errors import ModelError, RequestError
 from outrider.models.weights import TensorDict
-from outrider.vision.families import Family
+from outrider.vision.families import VisionFamily
 from outrider.vision.pixels import Pixels, Process
 
 
@@ -48,7 +48,7 @@ class Tower:
 
 
 def open_parts(
-    folder: Path, family: Family, *, dtype: torch.dtype, device: torch.device
+    folder: Path, family: VisionFamily, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tower, TensorDict, dict[str, Any]]:
     """The tower, the tensors of the language model, and its config as the lean decoder reads it."""
     from transformers import AutoModelForImageTextToText
@@ -67,7 +67,7 @@ def open_parts(
     return Tower(inner.eval().requires_grad_(False).to(device)), TensorDict(tensors, str(folder)), raw
 
 
-def _text_config(config: Any, family: Family) -> dict[str, Any]:
+def _text_config(config: Any, family: VisionFamily) -> dict[str, Any]:
     """The language model's part of the config, with what the whole says about it."""
     text = config.get_text_config()
     raw = {key: value for key, value in text.to_dict().items() if value is not None}
@@ -86,7 +86,7 @@ def image_token_of(config: Mapping[str, Any], folder: Path) -> int:
     return found
 
 
-def new_processor(folder: Path, family: Family) -> Process | None:
+def new_processor(folder: Path, family: VisionFamily) -> Process | None:
     """The model's image processor, as a function of one PIL image; None where the folder has none. It is opened when the first
     image comes: a model that is given none needs no Pillow."""
     if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):

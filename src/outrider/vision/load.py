@@ -12,10 +12,11 @@ import torch
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import ModelError, OptionError
 from outrider.models.config import ModelConfig, config_of, why_not_lean
-from outrider.models.load import computing_dtype, decoder_of, device_of, read_config
+from outrider.models.dtypes import computing_dtype
+from outrider.models.load import decoder_of, device_of, read_config
 from outrider.models.weights import Weights, read_weights
 from outrider.vision.book import Book
-from outrider.vision.families import Family, family_of
+from outrider.vision.families import VisionFamily, family_of
 from outrider.vision.hf_tower import image_token_of, new_processor, open_parts
 from outrider.vision.prompts import ImageTokens, Vision
 from outrider.vision.target import SPARE_ROWS, VisionTarget
@@ -63,7 +64,7 @@ def _eyes(
     return Vision(target, tokens=tokens, process=process, encode=lambda t: codec.encode(t, add_special_tokens=False), **parts)
 
 
-def _lean(text: Mapping[str, Any], path: Path, family: Family) -> ModelConfig:
+def _lean(text: Mapping[str, Any], path: Path, family: VisionFamily) -> ModelConfig:
     """What the lean decoder has to know; the reason where it cannot run the language model."""
     config = config_of(dict(text))
     if config is None:

@@ -14,8 +14,8 @@ from typing import Any, final
 from torch import Tensor
 
 from outrider.core.errors import RequestError
-from outrider.vision.book import Run
-from outrider.vision.families import Encode, Family, tiled_ids
+from outrider.vision.book import EmbeddingRun
+from outrider.vision.families import Encode, VisionFamily, tiled_ids
 from outrider.vision.hf_tower import Tower
 from outrider.vision.messages import in_parts, in_text
 from outrider.vision.pixels import ImageLimits, Pixels, Process, pixels_of
@@ -33,7 +33,7 @@ class EmbeddedPrompt:
     """Tokens of the vocabulary, placeholders repeated."""
     read_ids: list[int]
     """What the target reads at the same places."""
-    runs: tuple[Run, ...]
+    runs: tuple[EmbeddingRun, ...]
     """Embeddings that ``read_ids`` name."""
 
 
@@ -60,7 +60,7 @@ class Vision:
         target: VisionTarget,
         tower: Tower,
         *,
-        family: Family,
+        family: VisionFamily,
         tokens: ImageTokens,
         process: Process | None,
         encode: Encode,
@@ -93,13 +93,13 @@ class Vision:
         if num_images and ids[-1] == self.tokens.token:
             raise RequestError("the prompt ends with an image; put text behind it (a question, or the chat template)")
 
-    def _seen(self, pixels: Pixels) -> tuple[Run, Pixels]:
+    def _seen(self, pixels: Pixels) -> tuple[EmbeddingRun, Pixels]:
         return self.target.book.run(pixels.key, lambda: (self._features(pixels), None)), pixels
 
     def _features(self, pixels: Pixels) -> Tensor:
         return self.tower.features(pixels).to(self.target.device, self.target.dtype)
 
-    def _prompt(self, ids: list[int], seen: Sequence[tuple[Run, Pixels]]) -> EmbeddedPrompt:
+    def _prompt(self, ids: list[int], seen: Sequence[tuple[EmbeddingRun, Pixels]]) -> EmbeddedPrompt:
         written: list[int] = []
         read: list[int] = []
         spans: list[Span] = []
@@ -119,14 +119,14 @@ class Vision:
         runs = tuple(run for run, _ in seen)
         return self._turned(written, read, spans, runs) if spans else EmbeddedPrompt(written, read, runs)
 
-    def _places(self, run: Run, pixels: Pixels) -> list[int]:
+    def _places(self, run: EmbeddingRun, pixels: Pixels) -> list[int]:
         """Tokens that one image is written as."""
         size, token = len(run.states), self.tokens.token
         return (
             tiled_ids(*pixels.tiles, size, (self.tokens.text, token), self._encode) if self.family.is_tiled else [token] * size
         )
 
-    def _span(self, begin: int, run: Run, pixels: Pixels) -> Span:
+    def _span(self, begin: int, run: EmbeddingRun, pixels: Pixels) -> Span:
         height, width = (size // self.tokens.merge for size in pixels.grid)
         if height * width != len(run.states):
             raise RequestError(
@@ -134,14 +134,16 @@ class Vision:
             )
         return Span(begin, height, width)
 
-    def _turned(self, written: list[int], read: list[int], spans: Sequence[Span], runs: tuple[Run, ...]) -> EmbeddedPrompt:
+    def _turned(
+        self, written: list[int], read: list[int], spans: Sequence[Span], runs: tuple[EmbeddingRun, ...]
+    ) -> EmbeddedPrompt:
         """A prompt whose places have several axes: up to its last image it is one run, since its turns depend on all of it."""
         end = spans[-1].end
         key = hashlib.sha256(repr((written[:end], [(span, run.number) for span, run in zip(spans, runs)])).encode()).digest()
         whole = self.target.book.run(key, lambda: (self._states(written[:end], spans, runs), self._positions(spans)))
         return EmbeddedPrompt(written, [*whole.ids, *read[end:]], (whole,))
 
-    def _states(self, written: Sequence[int], spans: Sequence[Span], runs: Sequence[Run]) -> Tensor:
+    def _states(self, written: Sequence[int], spans: Sequence[Span], runs: Sequence[EmbeddingRun]) -> Tensor:
         states = self.target.embed(written)
         for span, run in zip(spans, runs, strict=True):
             states[span.begin : span.end] = run.states

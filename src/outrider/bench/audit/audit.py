@@ -16,19 +16,23 @@ from outrider.bench.audit.findings import Audit, Finding, failed, passed, skippe
 from outrider.bench.audit.guesses import GuessWatch, judge_guesses
 from outrider.bench.audit.identity import (
     Compared,
-    Divergence,
     Rounding,
+    TextDivergence,
     explain,
     judge_identity,
     largest_difference,
     measure_rounding,
 )
+from outrider.bench.audit.loss import judge_loss
 from outrider.bench.audit.numbers import check_numbers
 from outrider.bench.audit.proof import check_twin, prove
 from outrider.bench.audit.traces import Trace, trace, wide_logits
 from outrider.bench.settings import BASELINE, Setting
 from outrider.core.params import SamplingParams
 from outrider.methods import METHODS
+
+_CONTEXTS = 12
+"""Positions of a text at which a rule's loss is measured."""
 
 
 def audit(
@@ -44,6 +48,7 @@ def audit(
     auditor = _Auditor(llm, setting, list(prompts[: config.num_prompts]), config)
     questions = [auditor.numbers, auditor.proof, auditor.twin, auditor.rounding, auditor.greedy, auditor.seeds]
     findings = [] if setting.lossless else [_declared(setting)]
+    questions += [] if setting.lossless else [auditor.loss]
     for question in [*questions, auditor.law, auditor.guesses]:
         findings.append(question())
         say(findings[-1])
@@ -110,7 +115,7 @@ class _Auditor:
         return passed("same seed", f"{len(self.prompts)} texts repeat (this rule keeps the law, not plain decoding's text)")
 
     def _identity(self, part: str, params: SamplingParams) -> Finding:
-        divergences: list[Divergence] = []
+        divergences: list[TextDivergence] = []
         largest, num_tokens = 0.0, 0
         for index, prompt in enumerate(self.prompts):
             plain = self.plain[index] if params.temperature == 0 else self._trace(BASELINE, prompt, params)
@@ -120,6 +125,11 @@ class _Auditor:
             largest = max(largest, largest_difference(plain, mine))
             num_tokens += len(mine.tokens)
         return judge_identity(part, Compared(len(self.prompts), num_tokens, tuple(divergences), largest), self.noise)
+
+    def loss(self) -> Finding:
+        params = self.config.sampled(1)
+        texts = [(prompt, self._trace(BASELINE, prompt, params).tokens[:_CONTEXTS]) for prompt in self.prompts[:2]]
+        return judge_loss(self.rule, self.draws, (self.llm.target, self.llm.draft), texts, params)
 
     def law(self) -> Finding:
         test = EmittedTest.of(self.llm, self.config.sampled(0), alpha=self.config.alpha)

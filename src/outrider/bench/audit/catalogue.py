@@ -13,7 +13,7 @@ from typing import Any
 from outrider.api import LLM
 from outrider.bench.audit.audit import audit
 from outrider.bench.audit.config import AuditConfig
-from outrider.bench.audit.findings import Audit, Finding, Outcome
+from outrider.bench.audit.findings import Audit, AuditOutcome, Finding
 from outrider.bench.settings import BASELINE, Setting, Skipped, runnable
 from outrider.methods import METHODS, RULES
 
@@ -87,12 +87,14 @@ def _line(one: Audit) -> str:
     """An audit in one line: what failed, or what was looked at."""
     findings = {finding.part: finding for finding in one.findings}
     if one.violated and one.declared_lossless:
-        said = "; ".join(f"{part}: {found.said}" for part, found in findings.items() if found.outcome is Outcome.FAILED)
+        said = "; ".join(f"{part}: {found.said}" for part, found in findings.items() if found.outcome is AuditOutcome.FAILED)
         return f"{'FAIL':<7}{one.label:<30}{said}"
     if not one.declared_lossless:
         proof, law = findings["proof"].data, findings["law"].data
         flag = "lossy" if one.violated else "MISSED"
-        said = f"distance {proof['mean_distance']:.3f} by enumeration; an event of its text is off by {law['distance']:.3f}"
+        loss = findings["loss"].data if "loss" in findings else None
+        here = f"one-step TV {loss['tv_mean']:.3f} here (most {loss['tv_max']:.2f}), " if loss else ""
+        said = f"{here}{proof['mean_distance']:.3f} by enumeration; an event of its text is off by {law['distance']:.3f}"
         return f"{flag:<7}{one.label:<30}{said}"
     return f"{'pass':<7}{one.label:<30}{_looked_at(findings)}"
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 
-class Outcome(Enum):
+class AuditOutcome(Enum):
     """What became of a question."""
 
     PASSED = "pass"
@@ -22,7 +22,7 @@ class Finding:
     """A question and its answer."""
 
     part: str
-    outcome: Outcome
+    outcome: AuditOutcome
     said: str
     """One sentence with the figures."""
     details: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Audit:
     @property
     def violated(self) -> bool:
         """Something was found that a lossless method does not do."""
-        return any(finding.outcome is Outcome.FAILED for finding in self.findings)
+        return any(finding.outcome is AuditOutcome.FAILED for finding in self.findings)
 
     @property
     def verdict(self) -> str:
@@ -69,12 +69,12 @@ class Audit:
 
 
 def passed(part: str, said: str, **data: Any) -> Finding:
-    return Finding(part, Outcome.PASSED, said, data=data)
+    return Finding(part, AuditOutcome.PASSED, said, data=data)
 
 
 def failed(part: str, said: str, details: Sequence[str] = (), **data: Any) -> Finding:
-    return Finding(part, Outcome.FAILED, said, details, data)
+    return Finding(part, AuditOutcome.FAILED, said, details, data)
 
 
 def skipped(part: str, why: str) -> Finding:
-    return Finding(part, Outcome.SKIPPED, why)
+    return Finding(part, AuditOutcome.SKIPPED, why)

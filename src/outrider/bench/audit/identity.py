@@ -54,7 +54,7 @@ def measure_rounding(narrow: Sequence[Tensor], wide: Sequence[Tensor], dtype: to
 
 
 @dataclass(frozen=True)
-class Divergence:
+class TextDivergence:
     """Where two texts part, and why."""
 
     prompt: int
@@ -77,7 +77,7 @@ class Divergence:
 ROUNDING, SCORES, RULE = "rounding", "the passes disagree: mask, position or cache", "not the choice of its own scores: rule"
 
 
-def explain(index: int, plain: Trace, other: Trace, *, params: SamplingParams, rounding: Rounding) -> Divergence | None:
+def explain(index: int, plain: Trace, other: Trace, *, params: SamplingParams, rounding: Rounding) -> TextDivergence | None:
     """The first place where the texts part; None if they do not."""
     both = zip(plain.tokens, other.tokens, strict=False)
     position = next((i for i, (a, b) in enumerate(both) if a != b), None)
@@ -95,7 +95,7 @@ def explain(index: int, plain: Trace, other: Trace, *, params: SamplingParams, r
         cause = RULE
     elif difference > rounding.bound:
         cause = SCORES
-    return Divergence(index, position, mine, theirs, gap, difference, cause)
+    return TextDivergence(index, position, mine, theirs, gap, difference, cause)
 
 
 def largest_difference(plain: Trace, other: Trace) -> float:
@@ -114,7 +114,7 @@ class Compared:
 
     count: int
     num_tokens: int
-    divergences: tuple[Divergence, ...]
+    divergences: tuple[TextDivergence, ...]
     largest: float
 
 

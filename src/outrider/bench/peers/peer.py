@@ -56,7 +56,7 @@ def _preloads(spec: PeerSpec) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerText:
     """One text of a peer."""
 
     tokens: list[int]
@@ -100,13 +100,13 @@ class Peer:
         peer.version = reply["ready"]
         return peer
 
-    def generate(self, prompt: Sequence[int], max_tokens: int) -> Answer | str:
+    def generate(self, prompt: Sequence[int], max_tokens: int) -> PeerText | str:
         """A text, or why there is none."""
         reply = self._ask({"prompt": list(prompt), "max_tokens": max_tokens})
         if "error" in reply:
             return reply["error"]
         tokens = reply["tokens"]
-        return Answer(tokens, len(tokens) - reply["first"], reply["seconds"] - reply["first_seconds"])
+        return PeerText(tokens, len(tokens) - reply["first"], reply["seconds"] - reply["first_seconds"])
 
     def _ask(self, document: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from outrider.api import LLM
-from outrider.bench.peers.peer import VARIANTS, Answer, Peer, PeerSpec
+from outrider.bench.peers.peer import VARIANTS, Peer, PeerSpec, PeerText
 from outrider.bench.settings import BASELINE, Setting
 from outrider.bench.stats import Estimate, ratio_of, speed_of, total
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 
 OURS = "outrider"
-Generate = Callable[[list[int], int], "Answer | str"]
+Generate = Callable[[list[int], int], "PeerText | str"]
 Say = Callable[[str], None]
 
 
@@ -43,7 +43,7 @@ class PeerLine:
 
 
 @dataclass(frozen=True)
-class Runner:
+class Contestant:
     """A way to write texts, and who it is compared with."""
 
     name: str
@@ -59,7 +59,7 @@ def race_peers(
     """The ``peers`` part of a bench's document."""
     peers, skipped = _open_all(llm, specs, length=int(best.options.get("num_draft_tokens", 4)))
     try:
-        runners = [*_ours(llm, best), *(Runner(p.name, p.name.split()[0], p.version, p.generate) for p in peers)]
+        runners = [*_ours(llm, best), *(Contestant(p.name, p.name.split()[0], p.version, p.generate) for p in peers)]
         texts, times, failed = _rounds(runners, prompts, max_tokens=max_tokens, num_rounds=num_rounds, say=say)
     finally:
         for peer in peers:
@@ -98,15 +98,15 @@ def _open_all(llm: LLM, specs: Sequence[PeerSpec], *, length: int) -> tuple[list
     return opened, skipped
 
 
-def _ours(llm: LLM, best: Setting) -> list[Runner]:
+def _ours(llm: LLM, best: Setting) -> list[Contestant]:
     settings = {f"{OURS} {BASELINE}": Setting(BASELINE), f"{OURS} {best.label}": best}
-    return [Runner(name, OURS, "", _our_run(llm, setting)) for name, setting in settings.items()]
+    return [Contestant(name, OURS, "", _our_run(llm, setting)) for name, setting in settings.items()]
 
 
 def _our_run(llm: LLM, setting: Setting) -> Generate:
     """A fresh method per text, as peers have."""
 
-    def run(prompt: list[int], max_tokens: int) -> Answer | str:
+    def run(prompt: list[int], max_tokens: int) -> PeerText | str:
         method: Method = setting.compose(llm)
         requests = llm.requests([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         steps = llm.steps(requests, method=method)
@@ -114,7 +114,7 @@ def _our_run(llm: LLM, setting: Setting) -> Generate:
         first, began = state.num_output, time.perf_counter()
         for _ in steps:
             continue
-        return Answer(state.output_ids, state.num_output - first, time.perf_counter() - began)
+        return PeerText(state.output_ids, state.num_output - first, time.perf_counter() - began)
 
     return run
 
@@ -124,7 +124,7 @@ _Times = dict[str, list[list[float]]]
 
 
 def _rounds(
-    runners: Sequence[Runner], prompts: Sequence[list[int]], *, max_tokens: int, num_rounds: int, say: Say
+    runners: Sequence[Contestant], prompts: Sequence[list[int]], *, max_tokens: int, num_rounds: int, say: Say
 ) -> tuple[_Texts, _Times, dict[str, str]]:
     """Seconds per token by round and prompt; the first round warms up and is dropped."""
     texts: _Texts = {runner.name: [] for runner in runners}
@@ -149,7 +149,7 @@ def _rounds(
     return texts, times, failed
 
 
-def _line(runner: Runner, runners: Sequence[Runner], texts: _Texts, times: _Times) -> PeerLine:
+def _line(runner: Contestant, runners: Sequence[Contestant], texts: _Texts, times: _Times) -> PeerLine:
     mine = times[runner.name]
     plain = next((other.name for other in runners if other.name == f"{runner.engine} {BASELINE}"), runner.name)
     ours = [other.name for other in runners if other.engine == OURS]

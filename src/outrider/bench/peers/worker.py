@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 Answer = dict[str, Any]
 Run = Callable[[list[int], int], Answer]
@@ -177,14 +177,19 @@ def main() -> None:
     def answer(document: Answer) -> None:
         print(json.dumps(document), file=answers, flush=True)
 
-    job = json.loads(sys.stdin.readline())
+    work(sys.stdin, answer)
+
+
+def work(asked: TextIO, answer: Callable[[Answer], None]) -> None:
+    """Answers every line that is asked. The first one describes the engine."""
+    job = json.loads(asked.readline())
     try:
         run, version = ENGINES[job["engine"]](job)
         answer({"ready": version})
     except BaseException as error:
         answer({"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"})
         return
-    for line in sys.stdin:
+    for line in asked:
         request = json.loads(line)
         try:
             answer(run(request["prompt"], request["max_tokens"]))

@@ -59,6 +59,14 @@ class Analysis:
         accepted = {kind: self.accepted(kind) for kind in KINDS}
         return {"num_places": self.num_places, "offsets": offsets, "accepted": accepted, "order": self.order}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each offset, and one for what chains keep."""
+        rows = [
+            {"offset": one.offset, "surplus, nats": one.surplus, **{k: one.readings[k].agreement for k in KINDS}}
+            for one in self.offsets
+        ]
+        return [*rows, {"offset": "kept in a chain", "surplus, nats": "", **{kind: self.accepted(kind) for kind in KINDS}}]
+
 
 def analyse(
     samples: Sequence[Sample], readout: Readout, *, num_offsets: int = 3, options: ProbeOptions | None = None

@@ -10,7 +10,7 @@ from outrider.api import LLM
 from outrider.bench.surplus.probe import Readout, Sample
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 
 
 def own_texts(

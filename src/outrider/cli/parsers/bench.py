@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     compared.add_argument(
         "old", metavar="OLD[,OLD...]", help="written by --json; several runs, with commas, tell smaller changes"
     )
-    compared.add_argument("new", metavar="NEW[,NEW...]", help="as many, each made right after its partner where possible")
+    compared.add_argument("new", metavar="NEW[,NEW...]", help="as many runs, each made right after its partner if possible")
     compared.add_argument("--threshold", type=float, default=0.02, help="changes smaller than this share are not reported")
 
 
@@ -41,16 +41,16 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--policy", default="", metavar="NAME,NAME", help="policies (default: as `generate`: adaptive, or fixed with -K)"
     )
     group.add_argument("--option", "-O", action="append", default=[], metavar="METHOD.NAME=VALUE", help="an option of a method")
-    group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
-    group.add_argument("--batch-sizes", default="1", metavar="B,B", help="requests that share passes (default: 1)")
+    group.add_argument("--temperature", "-t", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    group.add_argument("--batch-sizes", default="1", metavar="B,B", help="batch size (default: 1)")
     group.add_argument("--max-tokens", "-n", type=int, default=64, help="tokens of a text")
-    group.add_argument("--turns", type=int, default=1, help="turns of a conversation that are asked (default: 1)")
-    group.add_argument("--stop-at-eos", action="store_true", help="end at the end-of-sequence token (default: write on)")
+    group.add_argument("--turns", type=int, default=1, help="turns per conversation (default: 1)")
+    group.add_argument("--stop-at-eos", action="store_true", help="end at the end-of-sequence token (default: continue)")
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how much, and where it goes")
-    group.add_argument("--rounds", type=int, default=5, help="times that everything is measured")
+    group.add_argument("--rounds", type=int, default=5, help="repetitions of every measurement")
     group.add_argument("--prompts", type=int, help="most prompts of a suite (default: all)")
     group.add_argument("--seconds", type=float, help="end in about this time, with fewer prompts, rounds and settings")
     group.add_argument(

@@ -23,6 +23,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     build.add_argument("--model", metavar="NAME", help="whose tokenizer to use (default: the bundled model's)")
     build.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write; must not hold a datastore")
     build.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="tokens indexed at once")
-    info = actions.add_parser("info", help="say what a datastore holds, and check that it is whole")
+    info = actions.add_parser("info", help="describe a datastore, and verify its checksums")
     info.add_argument("folder", type=Path, metavar="DIR", help="written by `outrider datastore build`")
     info.add_argument("--json", action="store_true", help="print JSON")

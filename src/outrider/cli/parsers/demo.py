@@ -7,4 +7,4 @@ import argparse
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("demo", description=__doc__)
-    parser.add_argument("--max-tokens", "-n", type=int, default=120, help="tokens to write")
+    parser.add_argument("--max-tokens", "-n", type=int, default=120, help="tokens to generate")

@@ -21,4 +21,4 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--out", type=Path, metavar="PATH", help="where to write (default: DIR-FORMAT, or DIR.gguf)")
     parser.add_argument("--target", metavar="MODEL", help="the target, where the heads leave parts to it")
-    parser.add_argument("--dtype", default="float16", help="of a GGUF file's matrices: float32, float16 or bfloat16")
+    parser.add_argument("--dtype", default="float16", help="type of a GGUF file's matrices: float32, float16 or bfloat16")

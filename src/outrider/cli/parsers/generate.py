@@ -26,8 +26,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--json", action="store_true", help="one JSON document instead of text")
     group.add_argument("--batch-size", type=int, help="requests that share target passes (default: 8; on a GPU, what fits)")
     group = parser.add_argument_group("beam search (deterministic; takes --max-tokens and none of the other sampling options)")
-    group.add_argument("--num-beams", type=int, default=1, help="keep this many texts and print them, best first")
-    group.add_argument("--length-penalty", type=float, default=1.0, help="above 0 favours long texts")
-    group.add_argument("--early-stopping", choices=list(STOPPING), default="no", help="when enough texts are finished")
+    group.add_argument("--num-beams", type=int, default=1, help="beams to keep; their texts are printed, best first")
+    group.add_argument("--length-penalty", type=float, default=1.0, help="exponent of the length; above 0 favours long texts")
+    group.add_argument(
+        "--early-stopping", choices=list(STOPPING), default="no", help="whether to stop once enough texts are finished"
+    )
     group.add_argument("--out", type=Path, metavar="FILE", help="with --ray: where the answers go, a JSON line for each prompt")
     add_ray(parser)

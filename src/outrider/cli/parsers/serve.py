@@ -28,7 +28,7 @@ LIMITS = (
     ("prefix_bytes", int, "bytes for shared beginnings of prompts; 0 shares nothing"),
     ("grammar_workers", int, "grammars that are compiled at once"),
     ("grammar_queue", int, "grammars of one client that may wait to be compiled"),
-    ("grammar_timeout_s", float, "longest that compiling a grammar may take"),
+    ("grammar_timeout_s", float, "processor time that compiling a grammar may take"),
     ("grammar_bytes", int, "memory that compiling a grammar may take"),
     ("grammar_cache_bytes", int, "bytes of compiled grammars that are kept"),
     ("grammar_idle_s", float, "a process that compiles grammars ends after so long without work"),
@@ -41,9 +41,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("serve", description=__doc__)
     defaults = {item.name: item.default for item in fields(ServerSettings)}
     parser.add_argument("--host", default=defaults["host"], help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=defaults["port"], help="0 takes any that is free")
+    parser.add_argument("--port", type=int, default=defaults["port"], help="port to listen on; 0 picks a free one")
     parser.add_argument("--name", help="what the model is called in the API")
-    parser.add_argument("--replica", default=defaults["replica"], help="which of several servers this is, for its metrics")
+    parser.add_argument(
+        "--replica", default=defaults["replica"], help="name of this server in its metrics, for several servers"
+    )
     _add_access(parser)
     text = "capture rounds before any request comes, instead of when they are first needed (GPU)"
     parser.add_argument("--warm-up", action="store_true", help=text)
@@ -70,10 +72,10 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("access")
     group.add_argument("--api-key", action="append", default=[], help="ask for this key (repeatable; or OUTRIDER_API_KEY)")
     group.add_argument("--api-key-file", help="JSON file of keys with limits of their own, read again when it changes")
-    group.add_argument("--audit-log", help="file for a line per request: who asked what when, never the text")
+    group.add_argument("--audit-log", help="file with a line per request: who asked what and when, never the text")
     text = "site whose pages may call the API from a browser (repeatable; '*' for all)"
     group.add_argument("--cors-origin", action="append", default=[], help=text)
     text = "send OpenTelemetry spans of requests to this collector, as http://localhost:4318/v1/traces"
     group.add_argument("--otlp-endpoint", metavar="URL", help=text)
     group.add_argument("--tls-cert", help="certificate file (PEM): serve HTTPS")
-    group.add_argument("--tls-key", help="its private key file (PEM)")
+    group.add_argument("--tls-key", help="private key file of the certificate (PEM)")

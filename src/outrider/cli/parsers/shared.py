@@ -31,13 +31,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")
-    group.add_argument("--max-len", type=int, metavar="N", help="open the model for so many tokens (default: all it knows)")
+    group.add_argument("--max-len", type=int, metavar="N", help="longest context in tokens (default: the model's own)")
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
     text = "spread the draft's layers over so many processes and run them at once (EasySpec)"
     group.add_argument("--draft-parallel", type=int, default=1, metavar="N", help=text)
-    group.add_argument("--draft-dtype", metavar="DTYPE", help="of draft models, where it differs: int8 drafts in fewer bytes")
+    group.add_argument("--draft-dtype", metavar="DTYPE", help="type of draft models, if it differs from the target's")
     text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
     group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
@@ -47,39 +47,52 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", "-n", type=int, default=128, help="most tokens to write")
-    group.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
-    group.add_argument("--top-k", type=int, default=0, help="choose among the k likeliest tokens; 0 is all of them")
-    group.add_argument("--top-p", type=float, default=1.0, help="choose among the likeliest tokens that hold this share")
-    group.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this share of the likeliest one")
-    group.add_argument("--typical-p", type=float, default=1.0, help="keep the most typical tokens that hold this share")
-    group.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1 repeats less, the prompt included")
-    group.add_argument("--presence-penalty", type=float, default=0.0, help="taken once from tokens that were written")
-    group.add_argument("--frequency-penalty", type=float, default=0.0, help="taken once for each time a token was written")
-    group.add_argument("--min-tokens", type=int, default=0, help="write at least so many")
+    group.add_argument("--max-tokens", "-n", type=int, default=128, help="most tokens to generate")
+    group.add_argument("--temperature", "-t", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    group.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens; 0 uses all")
+    group.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the likeliest tokens whose probabilities reach this sum"
+    )
+    group.add_argument(
+        "--min-p", type=float, default=0.0, help="drop tokens with less than this share of the largest probability"
+    )
+    group.add_argument(
+        "--typical-p", type=float, default=1.0, help="sample from the most typical tokens whose probabilities reach this sum"
+    )
+    group.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help="repetition penalty over prompt and output; above 1 repeats less"
+    )
+    group.add_argument(
+        "--presence-penalty",
+        type=float,
+        default=0.0,
+        help="presence penalty, subtracted once from the logits of tokens in the output",
+    )
+    group.add_argument(
+        "--frequency-penalty", type=float, default=0.0, help="frequency penalty, subtracted from a token's logit per occurrence"
+    )
+    group.add_argument("--min-tokens", type=int, default=0, help="fewest tokens to generate")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument("--seed", type=int, help="same seed, same text")
     grammar = group.add_mutually_exclusive_group()
-    grammar.add_argument("--json-schema", metavar="FILE", type=Path, help="write JSON that validates against this schema")
-    grammar.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression")
-    grammar.add_argument("--ebnf", metavar="FILE", type=Path, help="write text of this grammar (Lark or GBNF notation)")
-    group.add_argument("--ignore-eos", action="store_true", help="write on after the end-of-sequence token")
+    grammar.add_argument("--json-schema", metavar="FILE", type=Path, help="constrain the text to JSON of this schema")
+    grammar.add_argument("--regex", metavar="PATTERN", help="constrain the text to this regular expression")
+    grammar.add_argument("--ebnf", metavar="FILE", type=Path, help="constrain the text to this grammar (Lark or GBNF notation)")
+    group.add_argument("--ignore-eos", action="store_true", help="continue after the end-of-sequence token")
 
 
 def add_ray(parser: argparse.ArgumentParser) -> None:
-    """The flags of a job on Ray."""
+    """Add the flags of a job on Ray."""
     group = parser.add_argument_group("many prompts on Ray Data (pip install 'outrider[ray]')")
-    group.add_argument("--ray", action="store_true", help="spread the prompts over workers; a killed job goes on where it was")
-    group.add_argument("--workers", type=int, default=2, metavar="N", help="processes that write, each with the model loaded")
+    group.add_argument("--ray", action="store_true", help="spread the prompts over workers; a killed job can be resumed")
+    group.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, each with the model loaded")
     group.add_argument("--worker-gpus", type=float, default=0.0, metavar="N", help="GPUs of a worker")
-    group.add_argument(
-        "--shard-size", type=int, default=32, metavar="N", help="prompts that are written between two checkpoints"
-    )
+    group.add_argument("--shard-size", type=int, default=32, metavar="N", help="prompts between two checkpoints of the job")
     group.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster, as 'auto' (default: start Ray here)")
 
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
-    """The flags of a fleet."""
+    """Add the flags of a fleet."""
     group = parser.add_argument_group("replicas (pip install 'outrider[ray]')")
     text = "run so many engines on Ray Serve behind this address; LEAST:MOST lets their number follow the load"
     group.add_argument("--replicas", metavar="N", help=text)
@@ -94,14 +107,14 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-    """The flags beside ``--model``, which may be repeated."""
+    """Add the flags that go with a repeated ``--model``."""
     group = parser.add_argument_group("several models")
     text = "LoRA adapter of the first model, a folder in PEFT's layout, served as a model of this name (repeatable)"
     group.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help=text)
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Which models, and on what."""
+    """Add the flags for loading models."""
     group = parser.add_argument_group("models")
     group.add_argument("--model", metavar="NAME", help="folder, hub name or .gguf file (default: the bundled pair)")
     group.add_argument(

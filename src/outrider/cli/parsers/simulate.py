@@ -30,29 +30,32 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     group.add_argument("--draft-layers", type=int, default=1, help="layers of the draft")
     group.add_argument(
-        "--acceptance", default="0.8", metavar="A,A", help="per position; the last goes on (default: %(default)s)"
+        "--acceptance",
+        default="0.8",
+        metavar="A,A",
+        help="acceptance rate by position; the last repeats (default: %(default)s)",
     )
-    group.add_argument("--batch-sizes", default="1,8,32,128", metavar="B,B", help="requests that share passes")
-    group.add_argument("--context", type=int, default=1024, help="tokens before the one that is written")
+    group.add_argument("--batch-sizes", default="1,8,32,128", metavar="B,B", help="batch size")
+    group.add_argument("--context", type=int, default=1024, help="context length in tokens")
     group.add_argument("--link-latency", type=float, metavar="US", help="microseconds between devices (default: one node's)")
     group.add_argument("--link-bandwidth", type=float, default=100.0, metavar="GB", help="GB/s between them (default: 100)")
-    group.add_argument("--pearl", action="store_true", help="compare with drafting beside verifying, on one device more")
+    group.add_argument("--pearl", action="store_true", help="compare with drafting in parallel, on one more device")
     text = "compare with a draft whose layers run at once on N devices"
     group.add_argument("--easyspec", type=int, metavar="N", help=text)
     text = "of the guesses of such a draft, where it is known (default: that of --acceptance)"
     group.add_argument("--easyspec-acceptance", metavar="A,A", help=text)
-    group.add_argument("--load", type=float, metavar="R", help="requests per second: how many replicas that takes")
-    group.add_argument("--request-tokens", type=float, default=256, help="tokens an answer has (default: 256)")
-    group.add_argument("--prompt-tokens", type=float, default=0, help="tokens that are read before an answer (default: 0)")
+    group.add_argument("--load", type=float, metavar="R", help="requests per second, for the number of replicas")
+    group.add_argument("--request-tokens", type=float, default=256, help="tokens per answer (default: 256)")
+    group.add_argument("--prompt-tokens", type=float, default=0, help="prompt tokens per answer (default: 0)")
     group.add_argument("--utilisation", type=float, default=0.7, help="share of a replica's speed to plan for (default: 0.7)")
-    group.add_argument("--price", type=float, default=0.0, help="of a replica's hour: what a million tokens cost")
+    group.add_argument("--price", type=float, default=0.0, help="price of a replica per hour, for the cost of a million tokens")
     group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
     group = parser.add_argument_group("here")
     group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
     group.add_argument(
         "--cpu-time", action="store_true", help="count CPU seconds, for a machine that is shared; needs --threads 1"
     )
-    group.add_argument("--rounds", type=int, default=5, help="times that everything is measured")
+    group.add_argument("--rounds", type=int, default=5, help="repetitions of every measurement")
     group.add_argument("--prompts", type=int, default=3, help="prompts of each of two suites")
     group.add_argument("--max-tokens", "-n", type=int, default=64, help="tokens of a text")
     add_load_options(parser)

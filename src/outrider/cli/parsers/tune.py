@@ -25,12 +25,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--methods", default="all", help="names of `outrider methods`, with commas (default: all lossless ones)"
     )
-    parser.add_argument("--num-prompts", type=int, default=8, help="prompts that are used (default: %(default)s)")
+    parser.add_argument("--num-prompts", type=int, default=8, help="number of prompts (default: %(default)s)")
     parser.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens, help="tokens of a text")
-    parser.add_argument("--temperature", "-t", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument("--batch-size", type=int, default=1, help="requests that share passes")
-    parser.add_argument("--rounds", type=int, default=defaults.num_rounds, help="times that the finalists are measured")
-    parser.add_argument("--seconds", type=float, help="limit of the measurements at the end, about")
+    parser.add_argument("--temperature", "-t", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    parser.add_argument("--batch-size", type=int, default=1, help="batch size")
+    parser.add_argument("--rounds", type=int, default=defaults.num_rounds, help="repetitions for the finalists")
+    parser.add_argument("--seconds", type=float, help="approximate seconds for the final measurements")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     parser.add_argument("--threads", type=int, help="CPU threads")

@@ -26,7 +26,7 @@ from outrider.core.errors import ModelError
 MAX_MATCH = 16
 MAX_CONTINUATION = 16
 SORT_DEPTH = MAX_MATCH + MAX_CONTINUATION
-"""Positions are sorted by this many tokens: then the continuations of a match are in order too, equal ones side by side."""
+"""Positions are sorted by this many tokens, so the continuations of a match are sorted too."""
 META_FILE, FORMAT, VERSION = "datastore.json", "outrider datastore", 1
 
 
@@ -36,9 +36,9 @@ class Hits:
 
     match_len: int
     num_hits: int
-    """How often, in all shards."""
+    """Number of occurrences in all shards."""
     continuations: np.ndarray
-    """[H, D] tokens that followed, in ascending order, -1 after a document's end; H is ``num_hits`` or the limit asked for."""
+    """[H, D] following tokens in ascending order, -1 after a document's end. H is ``num_hits`` or the given limit."""
 
 
 @final
@@ -56,14 +56,14 @@ class _Shard:
         self._order_view = memoryview(order).cast("I")  # yields Python numbers, which are quicker to slice with than numpy's
 
     def find(self, pattern: bytes) -> tuple[int, int]:
-        """The range of the order whose texts start with ``pattern``."""
+        """The range of the suffix array whose texts start with ``pattern``."""
         low = self._lower(pattern)
         if not self._starts(low, pattern):
             return low, low
         return low, bisect_right(self._order_view, pattern, lo=low, key=self._reader(len(pattern)))
 
     def longest(self, pattern: bytes, min_len: int) -> int:
-        """Tokens of the longest end of ``pattern`` that occurs, at least ``min_len``; 0 without one."""
+        """Length of the longest suffix of ``pattern`` that occurs, if at least ``min_len``; otherwise 0."""
         size = len(pattern) // self.width
         if size < min_len or not self._occurs(pattern, min_len):
             return 0
@@ -71,7 +71,7 @@ class _Shard:
         return bisect_left(range(size + 1), True, lo=min_len + 1, key=lambda n: not self._occurs(pattern, n)) - 1
 
     def follow(self, places: np.ndarray, length: int) -> np.ndarray:
-        """[H, length] tokens from each place on, -1 from the first border (or the end of the shard) on."""
+        """[H, length] tokens starting at each place; -1 after the end of the document or the shard."""
         columns = places[:, None] + np.arange(length)
         rows = self.tokens[np.minimum(columns, self.num_tokens - 1)].astype(np.int64)
         ended = np.logical_or.accumulate((rows == self.border) | (columns >= self.num_tokens), axis=1)
@@ -109,7 +109,7 @@ class Datastore:
         self.num_tokens = int(meta["num_tokens"])
         self.num_documents = int(meta["num_documents"])
         self.notes: dict[str, str] = meta["notes"]
-        """What the builder wrote about the corpus: the model whose tokenizer it used, for one."""
+        """The builder's notes on the corpus, such as the model whose tokenizer it used."""
         self._entries: list[dict[str, Any]] = meta["shards"]
         self._width = int(meta["width"])
         self._shards = [_Shard(self.path, entry, self._width) for entry in self._entries]
@@ -124,10 +124,10 @@ class Datastore:
         return self.num_tokens * (self._width + 4)
 
     def search(self, context: Sequence[int], *, min_match: int, max_match: int, length: int, max_hits: int) -> Hits | None:
-        """Continuations, up to ``length`` tokens, of the longest end of ``context`` that occurs; None without one.
+        """Continuations, up to ``length`` tokens, of the longest suffix of ``context`` that occurs; None if none does.
 
-        Of more than ``max_hits`` hits in a shard, evenly spaced ones are taken: they are sorted by what follows, so the
-        first ones alone would all go on alike.
+        Of more than ``max_hits`` hits in a shard, evenly spaced ones are taken. They are sorted by continuation, so the
+        first ones alone would be alike.
         """
         assert 1 <= min_match <= max_match <= MAX_MATCH and 1 <= length <= MAX_CONTINUATION and max_hits >= 1
         pattern = np.asarray(self._known_end(context[-max_match:]), f">u{self._width}").tobytes()
@@ -150,13 +150,13 @@ class Datastore:
                     raise ModelError(f"{self.path / entry[part]} is damaged: its checksum does not match; build it again")
 
     def _known_end(self, recent: Sequence[int]) -> Sequence[int]:
-        """The end of a context after the last token that the corpus cannot hold."""
+        """The part of a context after the last token that the corpus cannot contain."""
         begin = max((i + 1 for i, token in enumerate(recent) if token > self.max_token), default=0)
         return recent[begin:]
 
 
 def _spread(shard: _Shard, low: int, high: int, limit: int) -> np.ndarray:
-    """Positions of at most ``limit`` evenly spaced entries of a range of the order."""
+    """Positions of at most ``limit`` evenly spaced entries in a range of the suffix array."""
     number = high - low
     chosen = slice(low, high) if number <= limit else low + np.arange(limit) * number // limit
     return shard.order[chosen].astype(np.int64)

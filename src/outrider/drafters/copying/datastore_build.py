@@ -44,7 +44,7 @@ def build_datastore(
 
 
 class _Writer:
-    """Collects documents and writes a shard whenever enough have come."""
+    """Collects documents, and writes a shard once there are enough."""
 
     def __init__(self, folder: Path, vocab_size: int, shard_tokens: int) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class _Writer:
         self.shards: list[dict[str, Any]] = []
 
     def add(self, document: Sequence[int]) -> None:
-        """A document longer than a shard is cut."""
+        """Add a document. One longer than a shard is split."""
         ids = np.asarray(document, np.int64)
         if not ids.size:
             return

@@ -19,12 +19,13 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.draft import Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Drafter, Plan, RowState
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.core.tree import TokenTree
+from outrider.core.tree import TreeRow
+from outrider.drafters.copying.copier import Copier
 from outrider.drafters.copying.ngram_memory import DEFAULT_ENTRIES, NgramMemory
 from outrider.drafters.trees.trie import Limits, Trie, best_first, follow
 
@@ -36,17 +37,17 @@ class NgramCacheOptions:
     max_ngram: int = 4
     """Longest context counted, in tokens."""
     min_count: int = 1
-    """An n-gram is trusted when it was followed by something this often; a shorter one otherwise."""
+    """An n-gram is trusted if it was followed by a token at least this often; otherwise a shorter one is used."""
     min_token_prob: float = 0.1
-    """A guess is made while its path is at least this likely, by the counts."""
+    """Guesses continue while their path is at least this likely, by the counts."""
     tree: bool = False
     """Grow the most likely tree instead of following the most likely path."""
     learn_prompts: bool = True
     """Learn from prompts as well as from outputs."""
     max_entries: int = DEFAULT_ENTRIES
-    """N-grams remembered; those unused for longest go first."""
+    """Most n-grams remembered. The least recently used are dropped first."""
     memory: NgramMemory | str | None = None
-    """A memory to share between methods, or the file of a saved one; by default a new, empty one."""
+    """A memory to share between methods, or the file of a saved one. Default: a new, empty one."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_ngram, int) or not 1 <= self.max_ngram <= 16:
@@ -66,7 +67,7 @@ class NgramCacheOptions:
 @dataclass
 class _State(RowState):
     num_learned: list[int]
-    """Tokens of each row the memory has counted."""
+    """Number of tokens of each row that the memory has counted."""
 
     def fork(self, rows: Sequence[int]) -> _State:
         return _State([self.num_learned[row] for row in rows])
@@ -76,17 +77,15 @@ class _State(RowState):
 
 
 @final
-class NgramCacheDrafter(Drafter):
+class NgramCacheDrafter(Copier):
     """Chains or trees of the most frequent continuations."""
 
-    offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.TREE
-    draws = Draws.DETERMINISTIC
 
     def __init__(self, options: NgramCacheOptions | None = None, *, memory: NgramMemory) -> None:
         self.options = options or NgramCacheOptions()
         self.memory = memory
-        """Shared by all requests, and by every drafter it is given to."""
+        """Shared by all requests and by every drafter that is given it."""
 
     @property
     def memories(self) -> tuple[LastingMemory, ...]:
@@ -99,23 +98,20 @@ class NgramCacheDrafter(Drafter):
                 self.memory.learn(row, 0)
         return _State([len(row) for row in rows])
 
-    def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
-        drafted: list[tuple[list[int], list[int]]] = []
+    def copied(self, state: _State, texts: Sequence[Sequence[int]], plan: Plan) -> list[TreeRow]:
+        drafted: list[TreeRow] = []
         grow = best_first if self.options.tree else follow
         with self.memory.lock:
-            for row, history in enumerate(context.tokens):
+            for row, history in enumerate(texts):
                 self.finish(state, row, history)  # all rows first: what one has just said may help another
-            for history, depth, nodes in zip(context.tokens, plan.max_depth, plan.max_nodes, strict=True):
+            for history, depth, nodes in zip(texts, plan.max_depth, plan.max_nodes, strict=True):
                 place = tuple(history[-self.memory.max_ngram :])
                 limits = Limits(depth, nodes, self.options.min_token_prob)
                 drafted.append(grow(Trie(history[-1]), place, self._continuations, limits=limits).row())
-        return Draft(TokenTree.of_rows(drafted, context.device), self.draws)
-
-    def observe(self, state: _State, observation: Observation) -> None:
-        """Nothing to do: the committed tokens are read when it next proposes."""
+        return drafted
 
     def finish(self, state: _State, row: int, tokens: Sequence[int]) -> None:
-        """Learn what the memory has not seen of a request: the tokens of its last round."""
+        """Learn the tokens of a request's last round, which the memory has not seen."""
         self.memory.learn(tokens, state.num_learned[row])
         state.num_learned[row] = len(tokens)
 

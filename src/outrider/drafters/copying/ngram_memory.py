@@ -24,7 +24,7 @@ _KIND = "n-gram memory 1"
 _SHIFT = 32
 """Bits of a token inside an n-gram's key."""
 MAX_FOLLOWERS = 8
-"""Continuations an n-gram keeps."""
+"""Most continuations an n-gram keeps."""
 DEFAULT_ENTRIES = 500_000
 """About 170 MB."""
 _TOTAL = -1
@@ -48,7 +48,7 @@ class NgramMemory(SavedMemory):
 
     @property
     def num_entries(self) -> int:
-        """N-grams remembered, never more than ``max_entries``."""
+        """Number of n-grams remembered, at most ``max_entries``."""
         return len(self._young) + len(self._old)
 
     def clear(self) -> None:
@@ -69,9 +69,10 @@ class NgramMemory(SavedMemory):
                     self._count(key, token)
 
     def followers(self, context: Sequence[int], *, min_count: int = 1) -> tuple[dict[int, int], int]:
-        """Counts of what followed the longest end of ``context`` that was followed at least ``min_count`` times, and the total.
+        """Counts of the tokens that followed the longest suffix of ``context`` seen at least ``min_count`` times, and
+        their total.
 
-        Nothing and 0 when nothing is known. The newest stands last.
+        Empty and 0 if nothing is known. The newest token is last.
         """
         key, found = 1, {_TOTAL: 0}
         for before in context[: -self.max_ngram - 1 : -1]:
@@ -84,8 +85,8 @@ class NgramMemory(SavedMemory):
         return counts, counts.pop(_TOTAL)
 
     def save(self, path: str | Path) -> None:
-        """Write the table, least recently used first: n-grams (newest token first, padded with -1), and the counts of all of
-        them in one row, ``sizes`` apiece, an n-gram's total (token -1) before its continuations."""
+        """Write the table, least recently used first. It holds the n-grams (newest token first, padded with -1) and one
+        row with the counts of all of them, ``sizes`` each. An n-gram's total (token -1) precedes its continuations."""
         with self.lock:
             items = [(key, dict(found)) for table in (self._old, self._young) for key, found in table.items()]
         grams = np.full((len(items), self.max_ngram), -1, np.int32)
@@ -102,7 +103,7 @@ class NgramMemory(SavedMemory):
 
     @staticmethod
     def load(path: str | Path, *, vocab_size: int, max_ngram: int = 4, max_entries: int = DEFAULT_ENTRIES) -> NgramMemory:
-        """Read a saved table; n-grams longer than ``max_ngram``, and the least recent beyond ``max_entries``, are left out."""
+        """Read a saved table, without n-grams longer than ``max_ngram`` and without the oldest beyond ``max_entries``."""
         _, arrays = read_memory(path, _KIND, vocab_size=vocab_size)
         memory = NgramMemory(vocab_size=vocab_size, max_ngram=max_ngram, max_entries=max_entries)
         grams, tokens = arrays["grams"], arrays["tokens"]
@@ -117,7 +118,7 @@ class NgramMemory(SavedMemory):
 
     @staticmethod
     def of(given: NgramMemory | str | None, *, vocab_size: int, max_ngram: int, max_entries: int) -> NgramMemory:
-        """A memory from what a user may give: one that exists, the file of a saved one, or nothing."""
+        """A memory from a user's option: an existing one, the file of a saved one, or nothing."""
         sizes = {"vocab_size": vocab_size, "max_ngram": max_ngram, "max_entries": max_entries}
         new, load = partial(NgramMemory, **sizes), partial(NgramMemory.load, **sizes)
         return memory_of(given, vocab_size=vocab_size, new=new, load=load)
@@ -135,14 +136,14 @@ class NgramMemory(SavedMemory):
         found[token] = times + 1
 
     def _put(self, key: int, found: dict[int, int]) -> None:
-        """Into the young generation; when that is full, it becomes the old one."""
+        """Add to the young generation. When that is full, it becomes the old one."""
         if len(self._young) >= self.max_entries // 2:
             self._old, self._young = self._young, {}
         self._young[key] = found
 
 
 def _key_of(newest_first: Sequence[int]) -> int:
-    """N-grams of different lengths differ by their leading 1."""
+    """The key of an n-gram. A leading 1 keeps n-grams of different lengths apart."""
     key = 1
     for token in newest_first:
         key = key << _SHIFT | token

@@ -16,11 +16,12 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from outrider.core.device_round import CapturedShape, DeviceDrafter
-from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.draft import Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, Target
+from outrider.core.interfaces import Drafter, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.core.tree import TokenTree
+from outrider.core.tree import TreeRow
+from outrider.drafters.copying.copier import Copier
 from outrider.drafters.per_row import PerRow
 
 
@@ -42,7 +43,7 @@ class PromptLookupOptions:
 
 
 class NgramIndex:
-    """Where each n-gram of a growing history last ended with something after it: O(max_ngram) per new token."""
+    """Where each n-gram of a growing history last ended, if a token follows. O(max_ngram) per new token."""
 
     def __init__(self, options: PromptLookupOptions) -> None:
         self.options = options
@@ -78,18 +79,16 @@ class NgramIndex:
 
 
 @final
-class PromptLookup(Drafter):
+class PromptLookup(Copier):
     """Chains copied from the request's own tokens."""
 
-    offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.CHAIN
-    draws = Draws.DETERMINISTIC
 
     def __init__(self, options: PromptLookupOptions | None = None) -> None:
         self.options = options or PromptLookupOptions()
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter:
-        from outrider.models.gpu.lookup import DeviceLookup  # needs triton
+        from outrider.device.drafters.copying.prompt_lookup import DeviceLookup  # needs triton
 
         del shape, target
         return DeviceLookup(min_ngram=self.options.min_ngram, max_ngram=self.options.max_ngram)
@@ -98,17 +97,14 @@ class PromptLookup(Drafter):
         del taps
         return PerRow([NgramIndex(self.options) for _ in rows])
 
-    def propose(self, state: PerRow[NgramIndex], context: Context, plan: Plan) -> Draft:
-        rows: list[tuple[list[int], list[int]]] = []
+    def copied(self, state: PerRow[NgramIndex], texts: Sequence[Sequence[int]], plan: Plan) -> list[TreeRow]:
+        rows: list[TreeRow] = []
         limits = map(min, plan.max_depth, plan.max_nodes)
-        for index, history, length in zip(state.rows, context.tokens, limits, strict=True):
+        for index, history, length in zip(state.rows, texts, limits, strict=True):
             index.extend(history)
             chain = [history[-1], *(index.continuation(history, length) if length else [])]
             rows.append((chain, list(range(-1, len(chain) - 1))))
-        return Draft(TokenTree.of_rows(rows, context.device), self.draws)
-
-    def observe(self, state: PerRow[NgramIndex], observation: Observation) -> None:
-        """Nothing to do: the index reads the committed tokens when it next proposes."""
+        return rows
 
 
 def build(parts: Parts) -> Drafter:

@@ -18,16 +18,17 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.draft import Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan
+from outrider.core.interfaces import Drafter, Plan
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.core.tree import TokenTree
+from outrider.core.tree import TreeRow
+from outrider.drafters.copying.copier import Copier
 from outrider.drafters.copying.prompt_lookup import NgramIndex, PromptLookupOptions
 from outrider.drafters.per_row import PerRow
 
 _BORDER = -1
-"""Stands between two documents: no token is -1, so no match and no copy crosses it."""
+"""Separates documents. It is not a token, so no match and no copy crosses it."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,21 @@ class ReferenceOptions:
                 raise OptionError(f"reference {number} is not a list of token ids; encode it with the model's tokenizer first")
 
     def matching(self) -> PromptLookupOptions:
-        """The part that prompt lookup has too; it checks the two lengths."""
+        """The options shared with prompt lookup, which checks the two lengths."""
         return PromptLookupOptions(max_ngram=self.max_ngram, min_ngram=self.min_ngram)
 
 
 @final
-class ReferenceLookup(Drafter):
+class ReferenceLookup(Copier):
     """Chains copied from reference documents and from the request's own tokens."""
 
-    offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.CHAIN
-    draws = Draws.DETERMINISTIC
 
     def __init__(self, options: ReferenceOptions | None = None, *, vocab_size: int) -> None:
         self.options = options or ReferenceOptions()
         self._matching = self.options.matching()
         self._shelf: list[int] = []
-        """All documents in one row, a border after each."""
+        """All documents in one row, with a border after each."""
         self._index = NgramIndex(self._matching)
         for document in self.options.references:
             if document and max(document) >= vocab_size:
@@ -81,17 +80,14 @@ class ReferenceLookup(Drafter):
             index.extend(history)
         return state
 
-    def propose(self, state: PerRow[NgramIndex], context: Context, plan: Plan) -> Draft:
-        rows: list[tuple[list[int], list[int]]] = []
-        for own, history, depth, nodes in zip(state.rows, context.tokens, plan.max_depth, plan.max_nodes, strict=True):
+    def copied(self, state: PerRow[NgramIndex], texts: Sequence[Sequence[int]], plan: Plan) -> list[TreeRow]:
+        rows: list[TreeRow] = []
+        for own, history, depth, nodes in zip(state.rows, texts, plan.max_depth, plan.max_nodes, strict=True):
             own.extend(history)
             length = min(depth, nodes)
             chain = [history[-1], *(self._copy(own, history, length) if length else [])]
             rows.append((chain, list(range(-1, len(chain) - 1))))
-        return Draft(TokenTree.of_rows(rows, context.device), self.draws)
-
-    def observe(self, state: PerRow[NgramIndex], observation: Observation) -> None:
-        """Nothing to do: the index reads the committed tokens when it next proposes."""
+        return rows
 
     def _put(self, document: Sequence[int]) -> None:
         self._shelf.extend(document)
@@ -107,7 +103,7 @@ class ReferenceLookup(Drafter):
         return list(takewhile(lambda token: token != _BORDER, self._shelf[start : start + length]))
 
     def _longest(self, index: NgramIndex, history: Sequence[int], limit: int) -> tuple[int, int]:
-        """Length of the longest match and the place after its latest occurrence; 0 without one."""
+        """Length of the longest match, and the place after its latest occurrence; 0 if there is none."""
         for size in range(min(self._matching.max_ngram, limit), self._matching.min_ngram - 1, -1):
             start = index.next_start.get(tuple(history[-size:]))
             if start is not None:

@@ -19,11 +19,12 @@ from typing import ClassVar, final
 import numpy as np
 from torch import Tensor
 
-from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.draft import Shape
 from outrider.core.errors import ModelError, OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
+from outrider.core.interfaces import Drafter, Plan, Stateless
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.core.tree import TokenTree
+from outrider.core.tree import TreeRow
+from outrider.drafters.copying.copier import Copier
 from outrider.drafters.copying.datastore import MAX_CONTINUATION, MAX_MATCH, Datastore
 from outrider.drafters.trees.trie import Trie
 
@@ -33,7 +34,7 @@ class RestOptions:
     """Where to look, and how far."""
 
     datastore: Datastore | str | None = None
-    """Folder of a datastore (see ``outrider datastore build``), or one that is open already."""
+    """Folder of a datastore (see ``outrider datastore build``), or an open one."""
     max_match: int = 16
     """Longest context looked for, in tokens."""
     min_match: int = 2
@@ -41,7 +42,7 @@ class RestOptions:
     max_continuation: int = 10
     """Tokens read after a hit: the depth of the tree."""
     max_hits: int = 512
-    """Hits counted; of more, evenly spaced ones are."""
+    """Most hits that are counted. If there are more, evenly spaced ones are taken."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_match <= self.max_match <= MAX_MATCH:
@@ -64,12 +65,10 @@ class RestOptions:
 
 
 @final
-class RestDrafter(Drafter):
+class RestDrafter(Copier):
     """Trees retrieved from a datastore."""
 
-    offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.TREE
-    draws = Draws.DETERMINISTIC
 
     def __init__(self, options: RestOptions | None = None, *, datastore: Datastore, vocab_size: int) -> None:
         if datastore.max_token >= vocab_size:
@@ -84,14 +83,10 @@ class RestDrafter(Drafter):
         del rows, taps
         return Stateless()
 
-    def propose(self, state: Stateless, context: Context, plan: Plan) -> Draft:
+    def copied(self, state: Stateless, texts: Sequence[Sequence[int]], plan: Plan) -> list[TreeRow]:
         del state
-        plans = zip(context.tokens, plan.max_depth, plan.max_nodes, strict=True)
-        rows = [self._retrieve(history, depth, nodes).row() for history, depth, nodes in plans]
-        return Draft(TokenTree.of_rows(rows, context.device), self.draws)
-
-    def observe(self, state: Stateless, observation: Observation) -> None:
-        """Nothing to learn: the corpus does not change."""
+        plans = zip(texts, plan.max_depth, plan.max_nodes, strict=True)
+        return [self._retrieve(history, depth, nodes).row() for history, depth, nodes in plans]
 
     def _retrieve(self, history: Sequence[int], depth: int, nodes: int) -> Trie:
         options, depth = self.options, min(depth, self.options.max_continuation)

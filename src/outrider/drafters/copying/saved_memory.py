@@ -29,7 +29,7 @@ Memory = TypeVar("Memory", bound=SavedMemory)
 def memory_of(
     given: Memory | str | None, *, vocab_size: int, new: Callable[[], Memory], load: Callable[[str], Memory]
 ) -> Memory:
-    """The memory that a user's option asks for. One that was learned with another vocabulary is refused."""
+    """The memory for a user's option. One learned with another vocabulary is refused."""
     memory = given if isinstance(given, SavedMemory) else load(given) if given else new()
     if memory.vocab_size != vocab_size:
         raise ModelError(

@@ -20,12 +20,13 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.draft import Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan
+from outrider.core.interfaces import Drafter, Plan
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.core.tree import TokenTree
+from outrider.core.tree import TreeRow
+from outrider.drafters.copying.copier import Copier
 from outrider.drafters.copying.suffix_automaton import SuffixAutomaton, Tail
 from outrider.drafters.copying.suffix_memory import MIN_TOKENS, SharedText, SuffixMemory
 from outrider.drafters.per_row import PerRow
@@ -41,15 +42,15 @@ class SuffixOptions:
     factor: float = 1.0
     """Guesses per matched token."""
     offset: float = 0.0
-    """Guesses more (or fewer, if negative) than that."""
+    """Guesses added to that number; may be negative."""
     min_token_prob: float = 0.1
-    """A guess is made while its path is at least this likely, by the counts."""
+    """Guesses continue while their path is at least this likely, by the counts."""
     tree: bool = False
     """Grow the most likely tree instead of following the most likely path."""
     memory_tokens: int = 500_000
-    """Tokens of all requests' outputs to remember; 0 looks at the request's own text only."""
+    """Tokens of all requests' outputs to remember. 0 uses only the request's own text."""
     memory: SuffixMemory | str | None = None
-    """A memory to share between methods, or the file of a saved one; by default a new, empty one."""
+    """A memory to share between methods, or the file of a saved one. Default: a new, empty one."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_match, int) or self.max_match < 1:
@@ -65,7 +66,7 @@ class SuffixOptions:
             raise OptionError(f"memory_tokens = {self.memory_tokens} is too few; use at least {MIN_TOKENS}, or 0 for none")
 
     def budget(self, match_len: int) -> int:
-        """Guesses that a match of ``match_len`` tokens deserves."""
+        """Number of guesses for a match of ``match_len`` tokens."""
         return max(0, int(self.factor * match_len + self.offset + 1e-6))
 
     def new_memory(self, vocab_size: int) -> SuffixMemory | None:
@@ -77,7 +78,7 @@ class SuffixOptions:
 
 @dataclass(eq=False)
 class _Row:
-    """One request: its own text, and how much of it the memory knows."""
+    """One request: its own text, and how much of it the memory has learned."""
 
     own: SuffixAutomaton
     tail: Tail
@@ -88,17 +89,15 @@ class _Row:
 
 
 @final
-class SuffixDecoding(Drafter):
+class SuffixDecoding(Copier):
     """Paths or trees copied from the request's own text and from a memory of earlier outputs."""
 
-    offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.TREE
-    draws = Draws.DETERMINISTIC
 
     def __init__(self, options: SuffixOptions | None = None, *, memory: SuffixMemory | None = None) -> None:
         self.options = options or SuffixOptions()
         self.memory = memory
-        """Shared by all requests, and by every drafter it is given to; None looks at each request's own text only."""
+        """Shared by all requests and by every drafter that is given it. None uses only each request's own text."""
 
     @property
     def memories(self) -> tuple[LastingMemory, ...]:
@@ -111,21 +110,18 @@ class SuffixDecoding(Drafter):
             row.own.extend(row.tail, history)
         return state
 
-    def propose(self, state: PerRow[_Row], context: Context, plan: Plan) -> Draft:
-        drafted: list[tuple[list[int], list[int]]] = []
+    def copied(self, state: PerRow[_Row], texts: Sequence[Sequence[int]], plan: Plan) -> list[TreeRow]:
+        drafted: list[TreeRow] = []
         with self.memory.lock if self.memory else nullcontext():
-            for row, history in zip(state.rows, context.tokens, strict=True):
+            for row, history in zip(state.rows, texts, strict=True):
                 self._learn(row, history)  # all rows first: what one has just said may help another
-            for row, history, depth, nodes in zip(state.rows, context.tokens, plan.max_depth, plan.max_nodes, strict=True):
+            for row, history, depth, nodes in zip(state.rows, texts, plan.max_depth, plan.max_nodes, strict=True):
                 limits = Limits(depth, nodes, self.options.min_token_prob)
                 drafted.append(self._draft(row, history, limits).row())
-        return Draft(TokenTree.of_rows(drafted, context.device), self.draws)
-
-    def observe(self, state: PerRow[_Row], observation: Observation) -> None:
-        """Nothing to do: the committed tokens are read when it next proposes."""
+        return drafted
 
     def finish(self, state: PerRow[_Row], row: int, tokens: Sequence[int]) -> None:
-        """A request has ended: tell the memory the tokens of its last round."""
+        """Add the tokens of a finished request's last round to the memory."""
         if self.memory:
             self.memory.share(state.rows[row].shared, tokens)
 

@@ -15,7 +15,7 @@ _KEY_BITS = 64
 
 
 def suffix_array(tokens: np.ndarray, *, depth: int) -> np.ndarray:
-    """[N] uint32 positions in the order of the (at least ``depth``) tokens that start there; a text's end comes first."""
+    """[N] uint32 positions, sorted by at least ``depth`` of the tokens that start there. The end of the text sorts first."""
     size = len(tokens)
     if size == 0:
         return np.zeros(0, np.uint32)
@@ -32,7 +32,7 @@ def suffix_array(tokens: np.ndarray, *, depth: int) -> np.ndarray:
 
 
 def _first_keys(tokens: np.ndarray, depth: int) -> tuple[np.ndarray, int]:
-    """The first tokens of every suffix as one number, 0 past the end, and how many they are."""
+    """The first tokens of every suffix packed into one number (0 past the end), and their count."""
     values = tokens.astype(np.uint64) + 1
     bits = max(1, int(values.max()).bit_length())
     reach = min(depth, _KEY_BITS // bits)

@@ -22,11 +22,11 @@ MAX_CHILDREN = 8
 """Continuations of a context kept in order of frequency; rarer ones are counted but not proposed."""
 _NONE, _MANY = -1, -2
 _WINDOW = 8
-"""First guess at how far back a match reaches: most are short, and a short look is cheap."""
+"""Initial guess at a match's length. Most matches are short, and a short look is cheap."""
 
 
 class _Branch:
-    """Transitions of a state that has several, and its most frequent tokens, best first."""
+    """Transitions of a state with several of them, and its most frequent tokens, the best first."""
 
     __slots__ = ("next", "top")
 
@@ -72,7 +72,7 @@ class SuffixAutomaton:
         return len(self.length)
 
     def copy(self) -> SuffixAutomaton:
-        """A twin that grows on its own."""
+        """An independent copy."""
         twin = SuffixAutomaton(self.max_context)
         twin.num_tokens = self.num_tokens
         twin.length, twin.link, twin.count, twin.followed = self.length[:], self.link[:], self.count[:], self.followed[:]
@@ -99,7 +99,7 @@ class SuffixAutomaton:
         return self._branches[state].next.get(token, _NONE) if only == _MANY else _NONE
 
     def match(self, history: Sequence[int]) -> tuple[int, int]:
-        """State and length of the longest end of ``history`` that occurs here, up to ``max_context`` tokens."""
+        """State and length of the longest suffix of ``history`` that occurs here, up to ``max_context`` tokens."""
         limit, window = min(len(history), self.max_context), _WINDOW
         while True:
             window = min(window, limit)
@@ -109,9 +109,10 @@ class SuffixAutomaton:
             window *= 4
 
     def children(self, state: int, limit: int = MAX_CHILDREN) -> list[tuple[int, float, int]]:
-        """Most frequent continuations as (token, probability, state), best first, the more recent first among equals.
+        """Most frequent continuations as (token, probability, state), the best first; among equals, the more recent
+        first.
 
-        A text's end has none: then what followed the longest suffix that has some. At the empty context nothing is known.
+        The end of a text has none: then those of its longest suffix that has some. The empty context has none.
         """
         followed, count, longest = self.followed, self.count, self.max_context
         while state > 0 and not followed[state]:
@@ -131,7 +132,7 @@ class SuffixAutomaton:
         return self.children(state, 1)
 
     def suffixes(self, state: int, size: int) -> Iterator[tuple[int, int]]:
-        """(state, length) of the ends of a matched context that something followed, the longest first."""
+        """(state, length) of the suffixes of a matched context that were followed by a token, the longest first."""
         while state > 0:
             if self.followed[state]:
                 yield state, min(size, self.length[state])
@@ -195,7 +196,7 @@ class SuffixAutomaton:
         top[place] = token
 
     def _grow(self, last: int, token: int) -> int:
-        """Make the states of a text that ended at ``last`` and goes on with ``token``; returns its new last state."""
+        """Add the states for appending ``token`` to a text that ended at ``last``; returns the new last state."""
         link, length = self.link, self.length
         known = self.step(last, token)
         if known >= 0:
@@ -213,7 +214,7 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token: int, old: int) -> int:
-        """The shorter strings of ``old`` have occurred at a place where its longer ones have not: give them a state."""
+        """Give the shorter strings of ``old`` a state of their own, because they occurred where its longer ones did not."""
         link = self.link
         new = self._add_state(self.length[state] + 1, link[old])
         self.count[new], self.followed[new] = self.count[old], self.followed[old]
@@ -237,7 +238,7 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
     def _connect(self, state: int, token: int, after: int) -> None:
-        """Set a transition. A state's first one needs no dictionary: most states never have a second."""
+        """Set a transition. A state's first one needs no dictionary, and most states have only one."""
         only = self._only_token[state]
         if only in (_NONE, token):
             self._only_token[state], self._only_next[state] = token, after

@@ -25,13 +25,13 @@ from outrider.drafters.copying.suffix_automaton import SuffixAutomaton, Tail
 _KIND = "suffix memory 1"
 _NUM_SEGMENTS = 4
 LEAD_IN = 16
-"""Tokens before a text that are learned with it, so that its first tokens have a context to be recognised by."""
+"""Tokens before a text that are learned with it, so that its first tokens have a context."""
 MIN_TOKENS = _NUM_SEGMENTS * 4 * LEAD_IN
 
 
 @dataclass(eq=False)
 class _Segment:
-    """One automaton, and its texts as they were told, for saving."""
+    """One automaton, with its texts for saving."""
 
     automaton: SuffixAutomaton
     texts: list[array[int]] = field(default_factory=list)
@@ -39,16 +39,16 @@ class _Segment:
 
 @dataclass(eq=False)
 class SharedText:
-    """How much of one request the memory has been told."""
+    """How much of one request the memory has learned."""
 
     num_shared: int
-    """Tokens told, counted from the start of the prompt; prompts are not told beyond the lead-in."""
+    """Learned tokens, counted from the start of the prompt. Of prompts, only the last tokens are learned."""
     segment: _Segment | None = None
     tail: Tail = field(default_factory=Tail)
     record: array[int] = field(default_factory=lambda: array("i"))
 
     def copy(self) -> SharedText:
-        """A copy for a second request that goes on from here: to the memory it is a text of its own."""
+        """A copy for a second request that continues from here. The memory treats it as another text."""
         return SharedText(self.num_shared)
 
 
@@ -70,13 +70,13 @@ class SuffixMemory(SavedMemory):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens remembered, never more than ``max_tokens``."""
+        """Number of tokens remembered, at most ``max_tokens``."""
         with self.lock:
             return sum(segment.automaton.num_tokens for segment in self._segments)
 
     @property
     def automata(self) -> Iterator[SuffixAutomaton]:
-        """What can be looked up, the newest first. Hold the lock while you read."""
+        """The automata, the newest first. Hold the lock while reading."""
         return (segment.automaton for segment in reversed(self._segments))
 
     def clear(self) -> None:
@@ -86,7 +86,7 @@ class SuffixMemory(SavedMemory):
             self._segments.append(_Segment(SuffixAutomaton(self.max_match)))
 
     def share(self, text: SharedText, history: Sequence[int]) -> None:
-        """Learn what ``history`` has beyond what the memory was told of it."""
+        """Learn the part of ``history`` that the memory does not have yet."""
         with self.lock:
             while text.num_shared < len(history):
                 room = self._room(text, history)
@@ -104,7 +104,7 @@ class SuffixMemory(SavedMemory):
 
     @staticmethod
     def load(path: str | Path, *, vocab_size: int, max_tokens: int = 500_000, max_match: int = 64) -> SuffixMemory:
-        """Learn saved texts again, in the order they were saved (some microseconds per token)."""
+        """Learn saved texts again in the order they were saved, at some microseconds per token."""
         _, arrays = read_memory(path, _KIND, vocab_size=vocab_size)
         memory = SuffixMemory(vocab_size=vocab_size, max_tokens=max_tokens, max_match=max_match)
         tokens: list[int] = arrays["tokens"].tolist()
@@ -118,13 +118,13 @@ class SuffixMemory(SavedMemory):
 
     @staticmethod
     def of(given: SuffixMemory | str | None, *, vocab_size: int, max_tokens: int, max_match: int) -> SuffixMemory:
-        """A memory from what a user may give: one that exists, the file of a saved one, or nothing."""
+        """A memory from a user's option: an existing one, the file of a saved one, or nothing."""
         sizes = {"vocab_size": vocab_size, "max_tokens": max_tokens, "max_match": max_match}
         new, load = partial(SuffixMemory, **sizes), partial(SuffixMemory.load, **sizes)
         return memory_of(given, vocab_size=vocab_size, new=new, load=load)
 
     def _room(self, text: SharedText, history: Sequence[int]) -> int:
-        """Let the text into the newest segment if it is not there, and begin a new one when that is full."""
+        """Put the text into the newest segment if it is not there. Start a new segment when that one is full."""
         segment = self._segments[-1]
         lead = () if text.segment is segment else history[max(0, text.num_shared - LEAD_IN) : text.num_shared]
         if segment.automaton.num_tokens + len(lead) >= self._capacity:

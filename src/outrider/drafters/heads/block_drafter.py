@@ -15,14 +15,14 @@ from torch import Tensor
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, NewColumns, read_columns
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads.block_head import BlockHead
 from outrider.models.heads.levels import HeadLevels
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 class BlockDrafter(HeadDrafter, ABC):
@@ -41,16 +41,16 @@ class BlockDrafter(HeadDrafter, ABC):
 
     @abstractmethod
     def _levels(self, places: Tensor, roots: Tensor) -> HeadLevels:
-        """The heads at the roots [B, 1], from the states [B, P, H] of a block's places."""
+        """The heads at the roots [B, 1], from the states [B, P, H] of a block's positions."""
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.head_memory import BlockMemory  # needs triton
+        from outrider.device.drafters.heads.memory import BlockMemory  # needs triton
 
         del max_depth
         return BlockMemory(self._backbone, self._levels)
 
-    def _remember(self, state: HeadState, columns: Columns) -> None:
-        """Keys and values of new features, in all layers."""
+    def _remember(self, state: HeadState, columns: NewColumns) -> None:
+        """Store keys and values of new features, in all layers."""
         assert state.cache is not None
         head, attending = self._backbone, self._layer.attending(TokenTree.chain(columns.tokens, columns.sizes), state.cache)
         for layer, (keys, values) in enumerate(head.entries(head.fuse(columns.features))):
@@ -58,7 +58,7 @@ class BlockDrafter(HeadDrafter, ABC):
         state.cache.commit([range(size) for size in columns.sizes])
 
     def _block(self, state: HeadState, roots: Tensor) -> Tensor:
-        """[B, P, H] states of all places; not committed, so the next columns overwrite them."""
+        """[B, P, H] states of all positions. They are not committed, so the next columns overwrite them."""
         assert state.cache is not None
         head = self._backbone
         tokens = torch.nn.functional.pad(roots, (0, head.num_places - 1), value=head.config.mask_token)

@@ -22,7 +22,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, NewColumns, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
@@ -32,7 +32,7 @@ from outrider.models.heads.layer import Attending
 from outrider.models.layers import rotate
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 @final
@@ -44,7 +44,7 @@ class Chimera(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.looking_heads import TrigramMemory  # needs triton
+        from outrider.device.drafters.heads.looking import TrigramMemory  # needs triton
 
         del max_depth
         return TrigramMemory(self.head)
@@ -54,7 +54,7 @@ class Chimera(HeadDrafter):
         known = read_pending(state, read_columns(state, context), partial(self._read, state))
         return ChimeraGrowth(self.head, context, state, known)
 
-    def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
+    def _read(self, state: HeadState, columns: NewColumns, chain: TokenTree) -> Tensor:
         assert state.cache is not None
         known = self.head.target_norm(columns.features)
         self._layer.attending(chain, state.cache).put(*self.head.entries(known))
@@ -63,7 +63,7 @@ class Chimera(HeadDrafter):
 
 @final
 class ChimeraGrowth(HeadGrowth):
-    """Keeps the trigrams of the expanded nodes, and keys and values of what the layer made of them."""
+    """Keeps the trigrams of expanded nodes, and the keys and values that the layer computed from them."""
 
     def __init__(self, head: ChimeraHead, context: Context, state: HeadState, known: Tensor) -> None:
         super().__init__(head, context)
@@ -74,7 +74,7 @@ class ChimeraGrowth(HeadGrowth):
         slots = torch.arange(self.committed[0].shape[2], device=context.device)
         self.held = slots < self._lengths
         self.own = tuple(part[:, :, :0] for part in self.committed)
-        """[B, heads, N, D] of the expanded nodes, the root among them."""
+        """[B, heads, N, D] keys and values of the expanded nodes, the root included."""
         self._grams = torch.tensor([_last(row) for row in context.tokens], device=context.device)[:, None]
 
     def _root_states(self) -> Tensor:
@@ -87,7 +87,7 @@ class ChimeraGrowth(HeadGrowth):
         return self._asked(grams)
 
     def _asked(self, grams: Tensor) -> Tensor:
-        """[B, M, 2H] states of the newest nodes, which have the last tokens ``grams`` [B, M, 3]."""
+        """[B, M, 2H] states of the newest nodes, whose last tokens are ``grams`` [B, M, 3]."""
         head, known, count = self._chimera, self._known, grams.shape[1]
         rotation = head.rotations.at((self._lengths + self.depth).expand(-1, count), known.dtype)
         found = head.layer(head.encoded(grams, known.dtype), _NodeAttending(self, rotation))
@@ -96,7 +96,7 @@ class ChimeraGrowth(HeadGrowth):
         return torch.cat([known.expand(-1, count, -1), found], -1)
 
     def sight(self, count: int) -> Tensor:
-        """[B, M, S + N + M] what the newest nodes see: the text, their ancestors, themselves."""
+        """[B, M, S + N + M] attention mask of the newest nodes: the text, their ancestors, themselves."""
         ancestors = self._tree(self.tokens, self.parents).ancestors[:, -count:, :-count]
         alone = torch.eye(count, dtype=torch.bool, device=ancestors.device).expand(len(ancestors), -1, -1)
         return torch.cat([self.held[:, None].expand(-1, count, -1), ancestors, alone], 2)
@@ -104,7 +104,7 @@ class ChimeraGrowth(HeadGrowth):
 
 @final
 class _NodeAttending(Attending):
-    """The newest nodes of a growth, whose own entries are those of their trigrams."""
+    """Attention of the newest nodes of a tree. Each node's own key and value come from its trigram."""
 
     def __init__(self, growth: ChimeraGrowth, rotation: tuple[Tensor, Tensor]) -> None:
         self._growth, self._rotation = growth, rotation
@@ -119,7 +119,7 @@ class _NodeAttending(Attending):
 
 
 def _last(row: Sequence[int]) -> list[int]:
-    """A text's last three tokens; its first one stands for those before it."""
+    """A text's last three tokens. A shorter text repeats its first token."""
     return [*[row[0]] * (NUM_TOKENS - len(row)), *row[-NUM_TOKENS:]]
 
 

@@ -12,20 +12,20 @@ from outrider.models.heads import Head
 from outrider.models.heads.longspec import LongSpecHead
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.growers import Choose, Grower
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
+    from outrider.device.drafters.trees.growers import Choose, Grower
 
 
 def device_heads(head: Head, target: Target, grower: Grower, memory: HeadMemory) -> DeviceDrafter:
     """Heads as part of a captured round."""
-    from outrider.models.gpu.device_heads import DeviceHeads  # needs triton
+    from outrider.device.drafters.heads.slots import DeviceHeads  # needs triton
 
-    return DeviceHeads(head, cast(Any, target), grower, memory)
+    return DeviceHeads(head, head.config.taps, cast(Any, target), grower, memory)
 
 
 def longspec_twin(head: LongSpecHead, grower: Grower, target: Target) -> DeviceDrafter | None:
-    """LongSpec as part of a captured round, where it knows what the target's pages hold."""
-    from outrider.models.gpu.long_spec import DeviceLongSpec  # needs triton
+    """LongSpec as part of a captured round, if it knows the layout of the target's pages."""
+    from outrider.device.drafters.heads.longspec import DeviceLongSpec  # needs triton
 
     known = kernels_know(head) and DeviceLongSpec.can_read(head, cast(Any, target))
     return DeviceLongSpec(head, cast(Any, target), grower) if known else None
@@ -33,9 +33,9 @@ def longspec_twin(head: LongSpecHead, grower: Grower, target: Target) -> DeviceD
 
 def kernels_know(head: Head) -> bool:
     """Whether the layers of a head can run inside captured rounds."""
-    from outrider.models.gpu.head_memory import LayerMemory  # needs triton
+    from outrider.device.drafters.heads.memory import LayerMemory  # needs triton
 
-    return LayerMemory.can_hold(head)
+    return LayerMemory.can_hold(head.config.layer)
 
 
 def device_grower(
@@ -47,10 +47,10 @@ def device_grower(
     search: BestFirstOptions | None,
     choose: Choose | None = None,
 ) -> Grower | None:
-    """Grows chains or trees of a ``static`` shape, or best-first ones; None where they are neither, or one is too large.
-    ``choose`` makes trees of what a best-first search has looked at, where it is not the usual way."""
-    from outrider.models.gpu.best_first import Growth, searches_of  # needs triton
-    from outrider.models.gpu.growers import BestFirstGrower, ChainGrower, Spoken, StaticGrower
+    """Grows chains, trees of a ``static`` shape, or best-first trees; None if none of these applies or the tree is too
+    large. ``choose`` replaces the usual way of building a tree from a best-first search."""
+    from outrider.device.drafters.trees.best_first import Growth, searches_of  # needs triton
+    from outrider.device.drafters.trees.growers import BestFirstGrower, ChainGrower, Spoken, StaticGrower
 
     whole = head.config.draft_vocab_size == head.config.vocab_size
     size = min(head.config.draft_vocab_size, target.vocab_size) if whole else head.config.draft_vocab_size

@@ -33,7 +33,7 @@ from outrider.models.heads.levels import HeadLevels
 
 @final
 class Dspark(BlockDrafter):
-    """Chains that know how sure they are, and trees."""
+    """Chains with confidences, and trees."""
 
     def __init__(self, head: DsparkHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
@@ -43,7 +43,7 @@ class Dspark(BlockDrafter):
         return DsparkLevels(self.head, places[:, self.head.skipped :], roots)
 
     def _trusted(self, draft: Draft, growth: LevelGrowth, plan: Plan) -> Draft:
-        """A chain, cut where the policy no longer expects enough of it."""
+        """A chain, cut where the policy expects too little of it."""
         if plan.doubt is None or self.head.confidence_head is None or not growth.is_chain:
             return draft
         assert isinstance(growth, LevelsGrowth) and isinstance(growth.levels, DsparkLevels)
@@ -58,10 +58,10 @@ class Dspark(BlockDrafter):
 
 @final
 class DsparkLevels(HeadLevels):
-    """Keeps the Markov head's memory of the newest level, and the states it made."""
+    """Keeps the newest level's state of the Markov head."""
 
     def __init__(self, head: DsparkHead, places: Tensor, roots: Tensor) -> None:
-        """``places`` [B, K, H] of the block, one per depth."""
+        """``places`` [B, K, H] are the block's positions, one per depth."""
         super().__init__(head)
         self._dspark, self._normed, self._roots = head, head.norm(places), roots
         self._base = head.read_off(self._normed)
@@ -69,7 +69,7 @@ class DsparkLevels(HeadLevels):
         self._levels: list[Tensor] = []
 
     def beliefs(self) -> list[list[float]]:
-        """For each guess of a chain, the chance that it is accepted once all guesses before it are."""
+        """For each guess of a chain, the probability that it is accepted if all guesses before it are."""
         return torch.sigmoid(self._dspark.confidence(torch.cat(self._levels, 1)).float()).tolist()
 
     def _root_states(self) -> Tensor:
@@ -87,7 +87,7 @@ class DsparkLevels(HeadLevels):
         return state
 
     def _read_off(self, states: Tensor) -> Tensor:
-        """The backbone's part was read off for all places at once."""
+        """The backbone's logits were computed for all positions at once."""
         return self._base[:, self.depth, None] + self._dspark.bias(states)
 
 

@@ -20,19 +20,21 @@ import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.paged import PagedCache
 from outrider.core.device_round import DeviceDrafter
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context, Target
+from outrider.core.interfaces import Context, Plan, Target
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import MOST_COLUMNS, HeadDrafter, HeadState, NewColumns, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.layer import LayerCache
+from outrider.models.native.eagle import native_eagle
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.growers import Grower
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
+    from outrider.device.drafters.trees.growers import Grower
 
 
 @final
@@ -42,17 +44,29 @@ class Eagle(HeadDrafter):
     def __init__(self, head: EagleHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
+        self._native = native_eagle(head) if self._device.type == "cpu" and self._bits == 16 else None
+
+    def _new_cache(self, batch_size: int) -> ContiguousCache:
+        return super()._new_cache(batch_size) if self._native is None else cast(Any, self._native.new_cache(batch_size))
+
+    def _in_one_call(self, state: HeadState, context: Context, plan: Plan) -> TokenTree | None:
+        growing = None if self._native is None else self._growing(context, plan)
+        if self._native is None or growing is None or max(map(len, state.pending.rows)) > MOST_COLUMNS:
+            return None
+        [columns] = read_columns(state, context)
+        chain = TokenTree.chain(columns.tokens, columns.sizes)
+        return self._native.tree(columns.features, chain, cast(PagedCache, state.cache), growing)
 
     def _twin(self, grower: Grower, target: Target) -> DeviceDrafter | None:
-        from outrider.models.gpu.eagle import DeviceEagle  # needs triton
-        from outrider.models.gpu.head_layer import FastHead
+        from outrider.device.drafters.heads.eagle import DeviceEagle  # needs triton
+        from outrider.device.drafters.heads.eagle_layer import FastHead
 
         return (
             DeviceEagle(self.head, cast(Any, target), grower) if FastHead.can_run(self.head) else super()._twin(grower, target)
         )
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.looking_heads import StepMemory  # needs triton
+        from outrider.device.drafters.heads.looking import StepMemory  # needs triton
 
         del max_depth
         return StepMemory(self.head)
@@ -63,18 +77,25 @@ class Eagle(HeadDrafter):
         root = read_pending(state, read_columns(state, context), partial(self._read, state.cache))
         return EagleGrowth(self.head, context, root, layer=self._layer, cache=state.cache, num_read=state.num_read)
 
-    def _read(self, cache: ContiguousCache, columns: Columns, chain: TokenTree) -> Tensor:
+    def _read(self, cache: ContiguousCache, columns: NewColumns, chain: TokenTree) -> Tensor:
         return self.head.step(columns.tokens, self.head.fuse(columns.features), self._layer.attending(chain, cache))
 
 
 @final
 class EagleGrowth(HeadGrowth):
-    """Keeps the states of the expanded nodes; the root's column is committed, so the others form a forest behind it."""
+    """Keeps the states of the expanded nodes. The root's column is committed, so the others form a forest after it."""
 
     def __init__(
-        self, head: EagleHead, context: Context, root: Tensor, *, layer: LayerCache, cache: ContiguousCache, num_read: list[int]
+        self,
+        head: EagleHead,
+        context: Context,
+        root: Tensor,
+        *,
+        layer: LayerCache,
+        cache: ContiguousCache,
+        num_read: list[int],
     ) -> None:
-        """``num_read`` are the columns before each root's children: not all of them need be in the cache."""
+        """``num_read`` counts the columns before each root's children. Not all of them need be in the cache."""
         super().__init__(head, context)
         self._eagle, self._layer, self._cache = head, layer, cache
         self._all, self._first = root, torch.tensor(num_read, device=root.device)[:, None]

@@ -24,7 +24,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, NewColumns, read_columns
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
@@ -35,7 +35,7 @@ from outrider.models.heads.layer import Attending
 from outrider.models.layers import rotate
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 @final
@@ -47,7 +47,7 @@ class Falcon(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.falcon_memory import FalconMemory  # needs triton
+        from outrider.device.drafters.heads.falcon import FalconMemory  # needs triton
 
         del max_depth
         return FalconMemory(self.head)
@@ -75,8 +75,8 @@ class Falcon(HeadDrafter):
                 state.carried[row] = before[row]
         return growth
 
-    def _read(self, state: HeadState, columns: Columns) -> None:
-        """Put columns into the cache, and keep the carried states of each row's last k columns."""
+    def _read(self, state: HeadState, columns: NewColumns) -> None:
+        """Add columns to the cache, and keep the carried states of each row's last k columns."""
         assert state.cache is not None
         head, zero = self.head, columns.features.new_zeros(1, self.head.carried_size)
         begin = torch.cat([torch.cat([zero, rows])[-1:] for rows in state.carried])
@@ -89,16 +89,16 @@ class Falcon(HeadDrafter):
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:
-    """[count, 4H] carried states; the first one is repeated where there are fewer."""
+    """[count, 4H] carried states. If there are fewer, the first one is repeated."""
     return torch.cat([rows[:1].expand(count - len(rows), -1), rows])
 
 
 @final
 class _TextLook:
-    """The columns of blocks over the committed ones, over those of the blocks above, and over each other."""
+    """Attention of block columns to the committed columns, to the blocks above, and to each other."""
 
     def __init__(self, head: FalconHead, cache: ContiguousCache, lengths: Tensor) -> None:
-        """``lengths`` [B, 1] are those of the cache."""
+        """``lengths`` [B, 1] are the cache's lengths."""
         self._head, self.committed = head, cache.entries(0)
         self.held = torch.arange(self.committed[0].shape[2], device=lengths.device) < lengths
         self.own = tuple(part[:, :, :0] for part in self.committed)
@@ -110,7 +110,7 @@ class _TextLook:
 
 @final
 class _BlockAttending(Attending):
-    """What ``_TextLook`` does with queries, keys and values."""
+    """The attention of ``_TextLook`` on queries, keys and values."""
 
     def __init__(self, look: _TextLook, rotation: tuple[Tensor, Tensor], seen: Tensor | None, head: FalconHead) -> None:
         self._look, self._rotation, self._seen, self._head = look, rotation, seen, head

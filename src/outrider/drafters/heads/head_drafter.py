@@ -25,13 +25,14 @@ from torch import Tensor
 from outrider.cache.contiguous import ContiguousCache
 from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.guessing_target import TreeSearch
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.device_growers import device_grower, device_heads, kernels_know
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.pending_states import PendingStates
 from outrider.drafters.heads.token_window import TokenWindow
-from outrider.drafters.trees.best_first import Pool, grow_pool
+from outrider.drafters.trees.best_first import CandidatePool, grow_pool, useful_width
 from outrider.drafters.trees.candidates import Drawing
 from outrider.drafters.trees.children import LikelyChildren
 from outrider.drafters.trees.levels import LevelGrowth
@@ -40,32 +41,33 @@ from outrider.drafters.trees.shape import TreeShape
 from outrider.drafters.trees.static import grow_shape
 from outrider.models.heads import Head
 from outrider.models.heads.layer import LayerCache
+from outrider.models.native.growing import Growing
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.growers import Grower
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
+    from outrider.device.drafters.trees.growers import Grower
 
-_CHUNK = 512
+MOST_COLUMNS = 512
 """Most columns read in one pass."""
 
 
 @dataclass
 class HeadState(RowState):
-    """What the heads have read of each row, and what they have not."""
+    """The heads' cache of each row, and the states they have not read."""
 
     pending: PendingStates
-    """Newest states that the heads have not read yet; a head without a memory needs only the last few."""
+    """Newest states that the heads have not read. A head without memory needs only the last few."""
     cache: ContiguousCache | None = None
     kept: list[int] | None = None
-    """Columns of each row's cache that belong to committed text; None where this round has added no drafted ones."""
+    """Columns of each row's cache that belong to committed text; None if this round added no drafted ones."""
     window: TokenWindow | None = None
-    """The newest tokens, for heads that remember no more."""
+    """The newest tokens, for heads that remember only those."""
     carried: list[Tensor] = field(default_factory=list)
-    """What a recurrent part of the heads carries on from the last columns of each row."""
+    """The recurrent state after each row's last columns."""
     skipped: list[int] = field(default_factory=list)
-    """Columns of each row that were read and have no place in the cache, for heads that shorten images."""
+    """Columns of each row that were read but are not in the cache, for heads that compress images."""
     deeper: tuple[HeadState, ...] = ()
-    """The same for every further module of heads that are a chain of modules. Each reads the states of the one before."""
+    """The states of further modules, for heads that are a chain of modules. Each reads the states of the one before."""
 
     @property
     def num_read(self) -> list[int]:
@@ -103,7 +105,9 @@ class HeadDrafter(Drafter, ABC):
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.WITHOUT_REPLACEMENT, Draws.IID)
     shape: ClassVar = Shape.TREE
     num_kept: int = 1
-    """Newest states of the target that heads without a memory read."""
+    """Number of newest target states that heads without memory read."""
+    in_beams: ClassVar = False
+    """Best-first trees hold whole paths."""
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class HeadDrafter(Drafter, ABC):
         draws: Draws = Draws.DETERMINISTIC,
         num_layers: int = 1,
     ) -> None:
-        """``num_layers`` are those a cache of the head's columns has, where it has layers at all."""
+        """``num_layers`` is the number of layers of the head's cache, if it has one."""
         options = options or HeadOptions()
         self.taps, self._trained = head.config.taps, head
         self.draws = draws
@@ -143,7 +147,7 @@ class HeadDrafter(Drafter, ABC):
         return self._search if self._search is not None and self._search.perturb else None
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """The head inside captured rounds, in 16 bits. None where kernels lack its layers or its tree is too large."""
+        """The head inside captured rounds, in 16 bits. None if kernels lack its layers or its tree is too large."""
         grower = self._grower(shape.within(self.max_depth), target) if self._bits == 16 else None
         return None if grower is None else self._twin(grower, target)
 
@@ -156,7 +160,7 @@ class HeadDrafter(Drafter, ABC):
         return None if memory is None else device_heads(self._trained, target, grower, memory)
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        """What is remembered of texts inside captured rounds; None for heads that cannot be part of one."""
+        """The head's memory inside captured rounds; None for heads that cannot be part of one."""
         del max_depth
         return None
 
@@ -164,7 +168,10 @@ class HeadDrafter(Drafter, ABC):
         states = [torch.cat([taps[tap][row] for tap in self.taps], -1).to(self._dtype) for row in range(len(rows))]
         if self._memory is None:
             return HeadState(PendingStates(states, self.taps, self.num_kept))
-        return HeadState(PendingStates(states, self.taps), self._memory.new(len(rows)))
+        return HeadState(PendingStates(states, self.taps), self._new_cache(len(rows)))
+
+    def _new_cache(self, batch_size: int) -> ContiguousCache:
+        return self._layer.new(batch_size)
 
     def propose(self, state: HeadState, context: Context, plan: Plan) -> Draft:
         limits = zip(plan.max_depth, plan.max_nodes, strict=True)
@@ -173,24 +180,45 @@ class HeadDrafter(Drafter, ABC):
         if not any(depths):
             return context.without_guesses(self.draws)
         plan = plan.clipped(depths)
+        tree = self._in_one_call(state, context, plan)
+        if tree is not None:
+            return Draft(tree, self.draws)
         growth = self._growth(state, context, max(depths))
         if self._search is None:
             return self._trusted(grow_shape(growth, plan, tree=self._tree, drawing=self._drawing)[0], growth, plan)
         search, source = self._search, LikelyChildren(growth, self._search)
-        pool = grow_pool(source, width=search.width, num_children=search.num_children, max_depth=max(depths))
+        width = self._width(search, plan)
+        pool = grow_pool(source, width=width, num_children=search.num_children, max_depth=max(depths))
         return Draft(self._chosen(pool, plan), self.draws)
 
     def _trusted(self, draft: Draft, growth: LevelGrowth, plan: Plan) -> Draft:
-        """The part of a fixed tree that is proposed. Heads that estimate their confidence propose less."""
+        """The part of a fixed tree to propose. Heads that estimate their confidence propose less."""
         del growth, plan
         return draft
 
-    def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
-        """The tree of the best candidates that the search has looked at."""
+    def _in_one_call(self, state: HeadState, context: Context, plan: Plan) -> TokenTree | None:
+        """The tree, grown in one native call. None if the heads cannot be grown so; nothing has changed then."""
+        del state, context, plan
+        return None
+
+    def _growing(self, context: Context, plan: Plan) -> Growing | None:
+        """What a native call grows the plan's tree by; None where native code has no such trees, or no such law."""
+        search, sampler, tempering = self._search, context.sampler, context.sampler.tempering
+        if search is None or tempering is None or not (search.perturb or sampler.all_greedy):
+            return None
+        wanted = TreeSearch(self._width(search, plan), search.num_children, search.tau)
+        return Growing(wanted, plan, tempering, context.noise, in_beams=self.in_beams)
+
+    def _width(self, search: BestFirstOptions, plan: Plan) -> int:
+        """Number of nodes to expand per level."""
+        return useful_width(search.width, plan)
+
+    def _chosen(self, pool: CandidatePool, plan: Plan) -> TokenTree:
+        """The tree of the best candidates found by the search."""
         return pool.best_tree(plan)[0]
 
     def observe(self, state: HeadState, observation: Observation) -> None:
-        """Drafted columns are forgotten; the accepted nodes' true states are read next time."""
+        """Drop drafted columns. The accepted nodes' true states are read next time."""
         for module in state.modules:
             if module.cache is not None and module.kept is not None:
                 module.cache.truncate(module.kept)
@@ -199,11 +227,11 @@ class HeadDrafter(Drafter, ABC):
 
     @abstractmethod
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelGrowth:
-        """Read all pending states, and begin a tree of at most ``max_depth`` levels at the root of every row."""
+        """Read all pending states, and start a tree of at most ``max_depth`` levels at each row's root."""
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class NewColumns:
     """Unread columns of every row, padded: (state c, token c + 1)."""
 
     features: Tensor
@@ -213,9 +241,9 @@ class Columns:
     sizes: list[int]
 
 
-def read_columns(state: HeadState, context: Context, *, offset: int = 1, most: int = _CHUNK) -> list[Columns]:
-    """What is pending and has its token, in pieces of at most ``most`` columns; marks it as read. Column c goes with token
-    c + ``offset``. A row that has nothing to read yet gets one column of zeros, which it forgets after the round."""
+def read_columns(state: HeadState, context: Context, *, offset: int = 1, most: int = MOST_COLUMNS) -> list[NewColumns]:
+    """Pending states whose tokens are known, in pieces of at most ``most`` columns; marks them as read. Column c goes
+    with token c + ``offset``. A row with nothing to read gets one column of zeros, dropped after the round."""
     first = state.num_read
     pending = state.pending.rows
     ready = [min(len(p), len(context.tokens[b]) - offset - first[b]) for b, p in enumerate(pending)]
@@ -228,10 +256,10 @@ def read_columns(state: HeadState, context: Context, *, offset: int = 1, most: i
     return [_piece(rows, tokens, begin, most, context.device) for begin in range(0, longest, most)]
 
 
-def read_pending(state: HeadState, pieces: Sequence[Columns], read: Callable[[Columns, TokenTree], Tensor]) -> Tensor:
-    """Read columns piece by piece and commit them. ``read`` gets a piece, and its tokens as chains.
+def read_pending(state: HeadState, pieces: Sequence[NewColumns], read: Callable[[NewColumns, TokenTree], Tensor]) -> Tensor:
+    """Read columns piece by piece and commit them. ``read`` receives a piece, and its tokens as chains.
 
-    Returns [B, 1, S], what it made of each row's last column.
+    Returns [B, 1, S], its result for each row's last column.
     """
     assert state.cache is not None
     last = None
@@ -257,12 +285,12 @@ def newest(state: HeadState, count: int = 1) -> Tensor:
     return torch.stack(rows)
 
 
-def _piece(rows: Sequence[Tensor], tokens: Sequence[Sequence[int]], begin: int, most: int, device: torch.device) -> Columns:
+def _piece(rows: Sequence[Tensor], tokens: Sequence[Sequence[int]], begin: int, most: int, device: torch.device) -> NewColumns:
     parts = [row[begin : begin + most] for row in rows]
     longest = max(len(part) for part in parts)
     features = torch.stack([torch.nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in parts])
     ids = [[*row[begin : begin + most], *[0] * (longest - len(part))] for row, part in zip(tokens, parts, strict=True)]
-    return Columns(features, torch.tensor(ids, device=device), [len(part) for part in parts])
+    return NewColumns(features, torch.tensor(ids, device=device), [len(part) for part in parts])
 
 
 def last_of(states: Tensor, sizes: Sequence[int]) -> Tensor:

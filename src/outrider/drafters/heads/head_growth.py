@@ -14,7 +14,7 @@ from outrider.models.heads.levels import HeadLevels, LevelStates
 
 
 class HeadGrowth(LevelGrowth, LevelStates, ABC):
-    """The nodes that heads were asked about in one round."""
+    """The nodes that heads expanded in one round."""
 
     def __init__(self, head: Head, context: Context) -> None:
         super().__init__(context)
@@ -29,7 +29,7 @@ class HeadGrowth(LevelGrowth, LevelStates, ABC):
 
 @final
 class LevelsGrowth(LevelGrowth):
-    """Trees of heads that need nothing of the text but what their levels were made with."""
+    """Trees of heads whose levels need nothing else of the text."""
 
     def __init__(self, context: Context, levels: HeadLevels) -> None:
         super().__init__(context)

@@ -17,25 +17,25 @@ _LONGEST_CHAIN = 64
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Where the heads are, and what grows from them."""
+    """Where the heads are, and what they grow."""
 
     heads: str | Head | None = None
-    """Folder of the trained heads, or the heads themselves; for the bundled target, its own."""
+    """Folder of the trained heads, or the heads themselves. The bundled target has its own."""
     ends: str | None = None
-    """The target's folder, for public heads that leave embedding, norm or output matrix to it."""
+    """The target's folder, for published heads that use the target's embedding, norm or output matrix."""
     branching: tuple[int, ...] | str | None = None
-    """Children of every node, level by level ("4,2,2,1"), for a static tree; "chain" for one path; "spine" for a static tree
-    around the likeliest path; "best-first" for a tree that follows the heads' confidence, which is the default."""
+    """Number of children at each level ("4,2,2,1") for a static tree; "chain" for one path; "spine" for a static tree
+    around the likeliest path; "best-first" (the default) for a tree that follows the heads' confidence."""
     width: int = 8
     """Best-first: nodes expanded per level."""
     num_children: int = 8
-    """Best-first: candidates looked at below each of them."""
+    """Best-first: candidates considered below each of them."""
     tau: float = 0.9
-    """Best-first: how far the heads' logits are from the target's."""
+    """Best-first: assumed distance between the heads' logits and the target's."""
     perturb: bool = True
-    """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    """Rank candidates with the target's noise, as the coupled rule chooses. Turn off for rule ``delta``."""
     bits: int = 16
-    """Bits of the heads' matrices. 8 and 4 save memory and cost time, since weights are unpacked for every product."""
+    """Bits of the heads' matrices. 8 and 4 save memory but take longer, since weights are unpacked for every product."""
 
     def __post_init__(self) -> None:
         if self.bits not in (16, 8, 4):

@@ -13,25 +13,27 @@ Lossless under every rule that is exact for the draws.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor
 
+from outrider.cache.contiguous import ContiguousCache
 from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import HeadState, NewColumns, read_columns, read_pending
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.newest import NewestDrafter
 from outrider.drafters.heads.trained import trained_head
 from outrider.models.heads.hydra import KIND, HydraHead
 from outrider.models.heads.levels import HeadLevels
+from outrider.models.native.head_layer import native_layer
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 @final
@@ -41,6 +43,10 @@ class Hydra(NewestDrafter):
     def __init__(self, head: HydraHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self.head = head
+        self._prefix = native_layer(head.config.layer, head.native_prefix()) if self._native is not None else None
+
+    def _new_cache(self, batch_size: int) -> ContiguousCache:
+        return super()._new_cache(batch_size) if self._prefix is None else cast(Any, self._prefix.new_cache(batch_size))
 
     def _levels(self, features: Tensor, roots: Tensor) -> HydraLevels:
         return HydraLevels(self.head, self.head.read(features, None), roots)
@@ -48,31 +54,38 @@ class Hydra(NewestDrafter):
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> LevelsGrowth:
         if state.cache is None:
             return super()._growth(state, context, max_depth)
-        read = read_pending(state, read_columns(state, context), partial(self._read, state))
+        read = self._read_states(state, context)
         return LevelsGrowth(context, HydraLevels(self.head, read, torch.tensor(context.roots, device=context.device)[:, None]))
 
+    def _read_states(self, state: HeadState, context: Context) -> Tensor:
+        if state.cache is None:
+            return super()._read_states(state, context)
+        return read_pending(state, read_columns(state, context), partial(self._read, state))
+
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.head_memory import PrefixMemory  # needs triton
+        from outrider.device.drafters.heads.memory import PrefixMemory  # needs triton
 
         if self._memory is None:
             return super()._device_memory(max_depth)
         return PrefixMemory(self.head, partial(HydraLevels, self.head))
 
-    def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
+    def _read(self, state: HeadState, columns: NewColumns, chain: TokenTree) -> Tensor:
         assert state.cache is not None
+        if self._prefix is not None:
+            return self._prefix.carried(chain, cast(Any, state.cache), self.head.read(columns.features, None)).to(self._dtype)
         return self.head.read(columns.features, self._layer.attending(chain, state.cache))
 
 
 @final
 class HydraLevels(HeadLevels):
-    """Keeps the embeddings on the way to every node of the newest level."""
+    """Keeps the embeddings on the path to every node of the newest level."""
 
     def __init__(self, head: HydraHead, read: Tensor, roots: Tensor) -> None:
-        """``read`` [B, 1, H] is what the heads see of the text before the roots [B, 1]."""
+        """``read`` [B, 1, H] is the heads' view of the text before the roots [B, 1]."""
         super().__init__(head)
         self._hydra, self._read = head, read
         self._paths = [head.embed_tokens(roots).to(read.dtype)]
-        """[B, M, H] per level: embeddings of one ancestor after the other of the newest level's nodes."""
+        """[B, M, H] per level: embeddings of the ancestors of the newest level's nodes."""
         self._first = 0
 
     def _root_states(self) -> Tensor:

@@ -36,7 +36,7 @@ from outrider.models.heads.longspec import KIND, LongSpecHead
 from outrider.models.layers import rotate
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.growers import Grower
+    from outrider.device.drafters.trees.growers import Grower
 
 
 class Far(NamedTuple):
@@ -46,7 +46,7 @@ class Far(NamedTuple):
     """[B, Hkv, S, D]"""
     values: Tensor
     sight: Tensor | None
-    """[B, 1, S] committed slots; None where all are."""
+    """[B, 1, S] mask of committed slots; None if all are committed."""
 
 
 @final
@@ -64,7 +64,7 @@ class LongSpec(HeadDrafter):
         return HeadState(PendingStates([nothing] * len(rows), ()), window=window)
 
     def observe(self, state: HeadState, observation: Observation) -> None:
-        """Tokens are read from the text when drafting next, states from the target's cache."""
+        """Nothing to do: tokens are read from the text at the next draft, states from the target's cache."""
 
     def _twin(self, grower: Grower, target: Target) -> DeviceDrafter | None:
         return longspec_twin(self.head, grower, target)
@@ -94,7 +94,7 @@ class LongSpec(HeadDrafter):
 
 @final
 class LongSpecGrowth(HeadGrowth):
-    """Keeps the keys and values of the tree's own nodes; the root's are in the window."""
+    """Keeps the keys and values of the tree's nodes. The root's are in the window."""
 
     def __init__(self, head: LongSpecHead, context: Context, near: Near, far: Far) -> None:
         super().__init__(head, context)
@@ -120,7 +120,8 @@ class LongSpecGrowth(HeadGrowth):
         return head.far(near, attend_part(queries, far.keys, far.values, scale=config.query_scale, sight=far.sight).seen)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The newest nodes over the window and, below the root, over their ancestors and themselves; all are rotated."""
+        """Attention of the newest nodes to the window and, below the root, to their ancestors and themselves. All are
+        rotated."""
         head, config = self._long, self._long.config.layer
         assert config is not None
         oldest = self._roots + self.depth - head.window
@@ -143,7 +144,7 @@ class LongSpecGrowth(HeadGrowth):
 
 @final
 class _NodeAttending(Attending):
-    """Hands the newest nodes' queries and entries, rotated, to a growth."""
+    """Passes the newest nodes' rotated queries, keys and values to a growth."""
 
     def __init__(self, growth: LongSpecGrowth, rotation: tuple[Tensor, Tensor]) -> None:
         self._growth, self._rotation = growth, rotation

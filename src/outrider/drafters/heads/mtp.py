@@ -24,7 +24,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, NewColumns, read_columns, read_pending
 from outrider.drafters.heads.head_growth import HeadGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.pending_states import PendingStates
@@ -33,7 +33,7 @@ from outrider.models.heads.layer import LayerCache
 from outrider.models.heads.mtp import KIND, CausalMtp
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 @final
@@ -45,7 +45,7 @@ class Mtp(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.looking_heads import ChainMemory  # needs triton
+        from outrider.device.drafters.heads.looking import ChainMemory  # needs triton
 
         return ChainMemory(self.head, max_depth)
 
@@ -56,7 +56,7 @@ class Mtp(HeadDrafter):
         return HeadState(first.pending, first.cache, deeper=deeper)
 
     def _growth(self, state: HeadState, context: Context, max_depth: int) -> MtpGrowth:
-        """Every module reads what the one before it has just said, as far as the tokens are known."""
+        """Let every module read the new states of the one before it, as far as tokens are known."""
         roots = list[Tensor]()
         for depth, module in enumerate(state.modules[:max_depth]):
             written: list[list[Tensor]] = [[] for _ in context.tokens]
@@ -70,7 +70,9 @@ class Mtp(HeadDrafter):
                 after.pending.add(new)
         return MtpGrowth(self.head, context, roots, layer=self._layer, modules=state.modules[: len(roots)])
 
-    def _read(self, depth: int, module: HeadState, written: list[list[Tensor]], columns: Columns, chain: TokenTree) -> Tensor:
+    def _read(
+        self, depth: int, module: HeadState, written: list[list[Tensor]], columns: NewColumns, chain: TokenTree
+    ) -> Tensor:
         assert module.cache is not None
         entering = self.head.target_norm(columns.features) if depth == 0 else columns.features
         states = self.head.step(depth, columns.tokens, entering, self._layer.attending(chain, module.cache))
@@ -81,7 +83,7 @@ class Mtp(HeadDrafter):
 
 @final
 class MtpGrowth(HeadGrowth):
-    """Keeps, for every expanded node, the states of the modules that go on from it."""
+    """Keeps, for every expanded node, the states of the modules that continue from it."""
 
     def __init__(
         self, head: CausalMtp, context: Context, roots: Sequence[Tensor], *, layer: LayerCache, modules: Sequence[HeadState]
@@ -89,7 +91,7 @@ class MtpGrowth(HeadGrowth):
         super().__init__(head, context)
         self._mtp, self._layer, self._modules = head, layer, modules
         self._all = list(roots)
-        """[B, N, H] per module; zero for nodes deeper than it."""
+        """[B, N, H] per module; zero for nodes at deeper levels."""
 
     def _root_states(self) -> Tensor:
         return self._all[0]

@@ -21,7 +21,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, NewColumns, read_columns, read_pending
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
@@ -29,7 +29,7 @@ from outrider.models.heads.levels import SharedLevels
 from outrider.models.heads.mtp_parallel import KIND, ParallelMtp
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 @final
@@ -41,7 +41,7 @@ class ParallelPrediction(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.looking_heads import ParallelMemory  # needs triton
+        from outrider.device.drafters.heads.looking import ParallelMemory  # needs triton
 
         del max_depth
         return ParallelMemory(self.head)
@@ -53,8 +53,8 @@ class ParallelPrediction(HeadDrafter):
         levels = last.unflatten(-1, (len(self.head.layers), -1))[:, 0]
         return LevelsGrowth(context, SharedLevels(self.head, lambda depth: levels[:, depth : depth + 1]))
 
-    def _read(self, cache: ContiguousCache, columns: Columns, chain: TokenTree) -> Tensor:
-        """[B, M, D H] the states of all levels side by side."""
+    def _read(self, cache: ContiguousCache, columns: NewColumns, chain: TokenTree) -> Tensor:
+        """[B, M, D H] the states of all levels, concatenated."""
         attending = self._layer.attending(chain, cache)
         levels = range(len(self.head.layers))
         return torch.cat([self.head.state(depth, columns.features, attending.of_layer(depth)) for depth in levels], -1)

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draws
-from outrider.core.interfaces import Context
+from outrider.core.interfaces import Context, Plan
+from outrider.core.tree import TokenTree
 from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, newest
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads import Head
 from outrider.models.heads.levels import HeadLevels
+from outrider.models.native.heads import native_heads
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 class NewestDrafter(HeadDrafter, ABC):
@@ -29,6 +31,7 @@ class NewestDrafter(HeadDrafter, ABC):
     def __init__(self, head: Head, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)
         self._head = head
+        self._native = native_heads(head) if self._bits == 16 else None
 
     @abstractmethod
     def _levels(self, features: Tensor, roots: Tensor) -> HeadLevels:
@@ -39,8 +42,19 @@ class NewestDrafter(HeadDrafter, ABC):
         roots = torch.tensor(context.roots, device=context.device)[:, None]
         return LevelsGrowth(context, self._levels(newest(state, self.num_kept), roots))
 
+    def _in_one_call(self, state: HeadState, context: Context, plan: Plan) -> TokenTree | None:
+        growing = None if self._native is None else self._growing(context, plan)
+        if self._native is None or growing is None:
+            return None
+        return self._native.tree(self._read_states(state, context), torch.tensor(context.roots), growing)
+
+    def _read_states(self, state: HeadState, context: Context) -> Tensor:
+        """[B, K, H] what the heads see of the text before the roots."""
+        del context
+        return newest(state, self.num_kept)
+
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.head_memory import NoMemory  # needs triton
+        from outrider.device.drafters.heads.memory import NoMemory  # needs triton
 
         del max_depth
         return NoMemory(self._head, self.num_kept, self._levels)

@@ -20,7 +20,7 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context, Drafter
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, read_columns, read_pending
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, NewColumns, read_columns, read_pending
 from outrider.drafters.heads.head_growth import LevelsGrowth
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.trained import trained_head
@@ -28,19 +28,19 @@ from outrider.models.heads.levels import SharedLevels
 from outrider.models.heads.p_eagle import KIND, ParallelEagle
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.head_memory import HeadMemory
+    from outrider.device.drafters.heads.memory import HeadMemory
 
 
 @final
 class BlockDrafting(HeadDrafter):
-    """Trees from open places."""
+    """Trees from open positions."""
 
     def __init__(self, head: ParallelEagle, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws, num_layers=len(head.layers))
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.models.gpu.looking_heads import OpenMemory  # needs triton
+        from outrider.device.drafters.heads.looking import OpenMemory  # needs triton
 
         return OpenMemory(self.head, max_depth)
 
@@ -50,7 +50,7 @@ class BlockDrafting(HeadDrafter):
         levels = self._block(state, final_piece, root, max_depth)
         return LevelsGrowth(context, SharedLevels(self.head, lambda depth: levels[:, depth : depth + 1]))
 
-    def _read(self, state: HeadState, columns: Columns, chain: TokenTree) -> Tensor:
+    def _read(self, state: HeadState, columns: NewColumns, chain: TokenTree) -> Tensor:
         return self._step(state, columns.tokens, self.head.fuse(columns.features), chain)
 
     def _step(self, state: HeadState, tokens: Tensor, states: Tensor, chain: TokenTree) -> Tensor:
@@ -58,9 +58,9 @@ class BlockDrafting(HeadDrafter):
         attending = self._layer.attending(chain, state.cache)
         return self.head.step(tokens, states, [attending.of_layer(index) for index in range(len(self.head.layers))])
 
-    def _block(self, state: HeadState, columns: Columns, root: Tensor | None, num_levels: int) -> Tensor:
-        """[B, K, H] states of all levels: each row's last columns with its open places right behind them, in one pass. Commits
-        the columns and forgets the places."""
+    def _block(self, state: HeadState, columns: NewColumns, root: Tensor | None, num_levels: int) -> Tensor:
+        """[B, K, H] states of all levels. One pass reads each row's last columns, followed by its open positions. Commits
+        the columns and drops the positions."""
         assert state.cache is not None
         sizes = torch.tensor(columns.sizes, device=columns.tokens.device)[:, None]
         width, more = columns.tokens.shape[1], num_levels - 1

@@ -16,16 +16,16 @@ from torch import Tensor
 
 @final
 class PendingStates:
-    """[m, F] per row, the oldest first."""
+    """Unread states [m, F] of each row, the oldest first."""
 
     def __init__(self, rows: Sequence[Tensor], taps: Sequence[int], num_kept: int | None = None) -> None:
-        """``taps`` in the order of features. Only the newest ``num_kept`` of each row matter, or all of them."""
+        """``taps`` are in the order of features. Only each row's newest ``num_kept`` states matter; None keeps all."""
         self._rows, self._taps = list(rows), taps
         self._num_kept = num_kept
         self._noted: list[tuple[Mapping[int, Tensor], Sequence[Sequence[int]]]] = []
 
     def note(self, states: Mapping[int, Tensor], paths: Sequence[Sequence[int]]) -> None:
-        """A round: [B, N, H] by tap, and the committed nodes of every row."""
+        """Add a round: states [B, N, H] by tap, and the committed nodes of every row."""
         self._noted.append((states, paths))
         if self._num_kept is not None and len(self._noted) > self._num_kept:  # every round commits a token of every row
             del self._noted[0]
@@ -40,11 +40,11 @@ class PendingStates:
         return self._rows
 
     def add(self, rows: Sequence[Tensor]) -> None:
-        """More of every row."""
+        """Add states of every row."""
         self._rows = [_joined(old, [new], self._num_kept) for old, new in zip(self.rows, rows, strict=True)]
 
     def drop(self, counts: Sequence[int]) -> None:
-        """So many of each row, the oldest, were read."""
+        """Drop each row's oldest ``counts[b]`` states, which were read."""
         self._rows = [old[count:] for old, count in zip(self.rows, counts, strict=True)]
 
     def fork(self, rows: Sequence[int]) -> PendingStates:

@@ -21,7 +21,7 @@ from outrider.models.heads.recurrent import RecurrentHead
 
 
 class Recurrent(NewestDrafter, ABC):
-    """Trees from a state that reads the guesses."""
+    """Trees from a recurrent state that reads the guesses."""
 
     def __init__(self, head: RecurrentHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)

@@ -11,7 +11,7 @@ Lossless under every rule that is exact for the draws.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 
@@ -23,33 +23,41 @@ from outrider.drafters.heads.device_growers import device_grower
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.drafters.heads.recurrent import Recurrent
 from outrider.drafters.heads.trained import trained_head
-from outrider.drafters.trees.best_first import Pool
+from outrider.drafters.trees.best_first import CandidatePool
 from outrider.drafters.trees.levels import kept_part
+from outrider.drafters.trees.options import BestFirstOptions
 from outrider.models.heads.redrafter import KIND
 
 if TYPE_CHECKING:
-    from outrider.models.gpu.growers import Grower
+    from outrider.device.drafters.trees.growers import Grower
 
 
 @final
 class Redrafter(Recurrent):
     """Trees of the likeliest beams."""
 
-    def _chosen(self, pool: Pool, plan: Plan) -> TokenTree:
+    in_beams: ClassVar = True
+
+    def _width(self, search: BestFirstOptions, plan: Plan) -> int:
+        """All beams: the tree holds the best whole paths, and a good path may begin with an unlikely token."""
+        del plan
+        return search.width
+
+    def _chosen(self, pool: CandidatePool, plan: Plan) -> TokenTree:
         return beam_tree(pool, plan)
 
     def _grower(self, shape: CapturedShape, target: Target) -> Grower | None:
-        """Where a whole path fits the tree."""
+        """Available if a whole path fits the tree."""
         if any(count < depth for depth, count in shape.guesses.items()):
             return None
-        from outrider.models.gpu.growers import choose_beams  # needs triton
+        from outrider.device.drafters.trees.growers import choose_beams  # needs triton
 
         return device_grower(self.head, shape, target, static=self.static_tree, search=self.search, choose=choose_beams)
 
 
-def beam_tree(pool: Pool, plan: Plan) -> TokenTree:
-    """Whole paths of every row's depth, the likeliest first, while the tree of them fits the row's number of nodes. The first
-    path is always taken, cut to what fits."""
+def beam_tree(pool: CandidatePool, plan: Plan) -> TokenTree:
+    """Whole paths of every row's depth, the likeliest first, as long as their tree fits the row's number of nodes. The
+    first path is always taken, cut if necessary."""
     num_rows, num_places = pool.tokens.shape
     parents, chances = pool.parents.tolist(), pool.chances.tolist()
     kept = torch.zeros(num_rows, num_places, dtype=torch.bool)
@@ -59,7 +67,7 @@ def beam_tree(pool: Pool, plan: Plan) -> TokenTree:
 
 
 def _beams(parents: list[int], chances: list[float], depths: list[int], *, depth: int, room: int) -> list[int]:
-    """Places of one row's tree, the root's among them."""
+    """Pool entries of one row's tree, the root included."""
     ends = sorted((place for place, at in enumerate(depths) if at == depth), key=lambda place: -chances[place])
     taken = {0}
     for end in ends if depth else []:

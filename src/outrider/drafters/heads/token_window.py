@@ -20,7 +20,7 @@ class Near(NamedTuple):
     """[B, Hkv, W, D]"""
     values: Tensor
     positions: Tensor
-    """[B, W]; a far future where there is nothing."""
+    """[B, W] positions; padding is in the far future."""
 
 
 _NOWHERE = 1 << 40
@@ -28,7 +28,7 @@ _NOWHERE = 1 << 40
 
 @dataclass
 class TokenWindow:
-    """Keys and values [Hkv, m, D], m <= W, of each row, the oldest first, and how many tokens of the text were read."""
+    """Keys and values [Hkv, m, D], m <= W, of each row, the oldest first, and the number of tokens read."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -42,11 +42,11 @@ class TokenWindow:
 
     @property
     def num_bytes(self) -> int:
-        """What the rows take."""
+        """Memory of the rows."""
         return sum(part.numel() * part.element_size() for part in (*self.keys, *self.values))
 
     def read(self, head: LongSpecHead, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> Near:
-        """Take in what is new of the texts, forget what is too old, and lay the windows side by side."""
+        """Read the new tokens of the texts, drop those that left the window, and stack the windows."""
         begins = [max(end, len(text) - head.window) for end, text in zip(self.ends, texts, strict=True)]
         longest = max(len(text) - begin for text, begin in zip(texts, begins, strict=True))
         device = self.keys[0].device

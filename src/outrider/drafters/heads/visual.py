@@ -24,19 +24,19 @@ from outrider.core.draft import Draws
 from outrider.core.interfaces import Context
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.eagle import EagleGrowth
-from outrider.drafters.heads.head_drafter import Columns, HeadDrafter, HeadState, last_of, newer, read_columns
+from outrider.drafters.heads.head_drafter import HeadDrafter, HeadState, NewColumns, last_of, newer, read_columns
 from outrider.drafters.heads.head_options import HeadOptions
 from outrider.models.heads.visual import ColumnBatch, Entries, VisualHead
 
 _MOST_COLUMNS = 1 << 30
-"""An image is never cut: all that is pending is read at once."""
+"""An image is never split: everything pending is read at once."""
 _CHUNK = 512
-"""Most entries that go through the layer in one pass."""
+"""Most entries in one pass of the layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """Entries of every row without those that are left out, padded."""
+    """Entries of every row without the dropped ones, padded."""
 
     entries: Entries
     positions: Tensor
@@ -69,7 +69,7 @@ class VisualEagle(HeadDrafter):
         return EagleGrowth(self.head, context, root, layer=self._layer, cache=state.cache, num_read=state.num_read)
 
     def _read(self, state: HeadState, context: Context) -> Tensor:
-        """[B, 1, H + C] states at the roots, all that was pending read and committed."""
+        """[B, 1, H + C] states at the roots, after all pending states were read and committed."""
         cache, first = state.cache, state.num_read
         assert cache is not None
         (columns,) = read_columns(state, context, most=_MOST_COLUMNS)
@@ -94,8 +94,8 @@ class VisualEagle(HeadDrafter):
         chain = TokenTree.chain(torch.zeros_like(piece.positions), piece.sizes)
         return self.head.through(piece.entries, self._layer.attending(chain, cache, positions=piece.positions))
 
-    def _columns(self, columns: Columns, first: Sequence[int], carried: Sequence[Tensor]) -> ColumnBatch:
-        """The columns as the heads take them. Images are in the first reading of a row, and never its last column."""
+    def _columns(self, columns: NewColumns, first: Sequence[int], carried: Sequence[Tensor]) -> ColumnBatch:
+        """The columns as the heads take them. Images occur in a row's first reading, and never in its last column."""
         features, tokens = columns.features, columns.tokens
         sizes = torch.tensor(columns.sizes, device=tokens.device)[:, None]
         is_new = torch.tensor([begin == 0 for begin in first], device=tokens.device)[:, None]
@@ -112,7 +112,7 @@ class VisualEagle(HeadDrafter):
 
 
 def _without_gaps(entries: Entries, sizes: Sequence[int], first: Sequence[int]) -> _Kept:
-    """Each row's entries that are kept, next to each other, with the positions of their columns."""
+    """Each row's kept entries without gaps, with the positions of their columns."""
     device = entries.kept.device
     place = torch.arange(entries.kept.shape[1], device=device)
     kept = entries.kept & (place < torch.tensor(list(sizes), device=device)[:, None])

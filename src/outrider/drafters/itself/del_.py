@@ -34,7 +34,8 @@ from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
 
 _NUM_EXITS = 8
 _STRETCH = 2
-"""How far sure guesses may go beyond the chosen length. (The paper: any length. Where no exit is good, that is a waste.)"""
+"""Confident guesses may exceed the chosen length by this factor. The paper sets no limit, which wastes work if no exit is
+good."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,18 @@ class DynamicExitOptions:
     """Which exits there are, and how they are watched."""
 
     exits: tuple[int, ...] | str | None = None
-    """Layers after which drafting may leave ("2,4,8" on the command line); about eight, evenly spread, if not given."""
+    """Layers at which drafting may exit ("2,4,8" on the command line). Default: about eight, evenly spaced."""
     look_every: int = 4
-    """Rounds from one look at all exits to the next. A look costs the head once per exit and verified position."""
+    """Rounds between two evaluations of all exits. One costs the output head once per exit and verified position."""
     prompt_window: int = 32
-    """Prompt tokens, from the end, that are looked at before the first round."""
+    """Number of last prompt tokens on which exits are evaluated before the first round."""
     decay: float = 0.98
-    """What is left of earlier counts after a look. (The paper: 0.95, with a look in every round.)"""
+    """Decay of earlier counts at each evaluation. (The paper: 0.95, with an evaluation in every round.)"""
     dynamic: bool = True
-    """Stop after an unsure guess, and otherwise go up to twice the chosen length; if off, exactly the chosen length."""
+    """Stop after an uncertain guess, and otherwise draft up to twice the chosen length. If off, draft exactly the chosen
+    length."""
     memory: ExitStatistics | None = None
-    """Statistics to go on with, shared between methods of one target; by default new ones."""
+    """Statistics to continue from, shared between methods of one target. Default: new ones."""
 
     def __post_init__(self) -> None:
         layers_of("exits", self.exits)
@@ -83,7 +85,7 @@ class DynamicExitOptions:
 @dataclass
 class _State(RowState):
     looks: bool = False
-    """This round's pass shows all layers."""
+    """Whether this round's pass taps all layers."""
 
     def fork(self, rows: Sequence[int]) -> _State:
         del rows
@@ -96,7 +98,7 @@ class _State(RowState):
 
 @final
 class DynamicExit(Drafter):
-    """Chains from as many of the target's first layers as has lately paid best."""
+    """Chains from the target's first layers, as many as has recently paid best."""
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
@@ -107,7 +109,7 @@ class DynamicExit(Drafter):
         self.target, self.draws = target, draws
         self.options = options or DynamicExitOptions()
         self.memory = self.options.new_memory(target.num_layers)
-        """Shared by all requests, and by every drafter it is given to."""
+        """Shared by all requests and by every drafter that is given it."""
         self.taps = (*self.memory.exits, target.num_layers)
 
     @property
@@ -116,7 +118,7 @@ class DynamicExit(Drafter):
 
     @torch.inference_mode()
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
-        """Look at the end of the prompts."""
+        """Evaluate the exits on the end of the prompts."""
         del rows
         window = self.options.prompt_window
         ends = {layer: torch.cat([states[max(0, len(states) - window) :] for states in taps[layer]]) for layer in taps}
@@ -143,7 +145,7 @@ class DynamicExit(Drafter):
         return self.taps if state.looks else ()
 
     def observe(self, state: _State, observation: Observation) -> None:
-        """Look at the verified positions: the root and the accepted guesses."""
+        """Evaluate the exits at the verified positions: the root and the accepted guesses."""
         if not state.looks:
             return
         state.looks = False

@@ -20,12 +20,14 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.route import Route
+from outrider.drafters.itself.device_exits import exit_twin
 from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
 
 _RATE, _STEP, _INERTIA, _GOAL = 0.5, 0.01, 0.9, 0.9
@@ -33,16 +35,16 @@ _RATE, _STEP, _INERTIA, _GOAL = 0.5, 0.01, 0.9, 0.9
 
 @dataclass(frozen=True)
 class DraftVerifyOptions:
-    """What is skipped, and when a guess is unsure."""
+    """What is skipped, and which guesses are uncertain."""
 
     skip_attention: tuple[int, ...] | str | None = None
-    """Layers without attention while drafting ("1,3,5" on the command line); with neither set given, every second one."""
+    """Layers whose attention is skipped while drafting ("1,3,5" on the command line). Default: every second layer."""
     skip_mlp: tuple[int, ...] | str | None = None
-    """Layers without MLP while drafting."""
+    """Layers whose MLP is skipped while drafting."""
     threshold: float = 0.8
-    """Drafting stops after a guess less sure than this, to begin with."""
+    """Initial threshold: drafting stops after a guess with lower confidence."""
     adapt: bool = True
-    """Let the threshold follow the matchness."""
+    """Whether the threshold follows the matchness."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -58,7 +60,7 @@ class DraftVerifyOptions:
 
 
 def layers_of(name: str, given: tuple[int, ...] | str | None) -> tuple[int, ...]:
-    """Layer numbers, or their text with commas."""
+    """Layer numbers, from a sequence or from text with commas."""
     try:
         return tuple(int(part) for part in (given.split(",") if isinstance(given, str) else given or ()) if part != "")
     except (TypeError, ValueError):
@@ -67,14 +69,14 @@ def layers_of(name: str, given: tuple[int, ...] | str | None) -> tuple[int, ...]
 
 @dataclass(frozen=True)
 class Matchness:
-    """One request's threshold and what it follows."""
+    """One request's threshold, and the acceptance rate that it follows."""
 
     threshold: float
     rate: float = _GOAL
-    """Running share of accepted guesses; begins where it leaves the threshold alone."""
+    """Running acceptance rate. Its initial value leaves the threshold unchanged."""
 
     def after(self, accepted: int, drafted: int, planned: int) -> Matchness:
-        """The next round's, after one with ``drafted`` of ``planned`` guesses."""
+        """The values for the next round, after one that drafted ``drafted`` of ``planned`` guesses."""
         rate = _RATE * self.rate + (1 - _RATE) * accepted / drafted
         change = _STEP if rate < _GOAL else 0.0 if drafted >= planned else -_STEP
         threshold = min(1.0, max(0.0, self.threshold + (1 - _INERTIA) * change))
@@ -105,6 +107,11 @@ class DraftVerify(Drafter):
         self.target, self.draws = target, draws
         self.options = options or DraftVerifyOptions()
         self.route = self.options.route(target.num_layers)
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where the threshold stays: one that follows the matchness is the host's."""
+        is_fixed = self.draws is Draws.DETERMINISTIC and not self.options.adapt
+        return exit_twin(self.route, shape, target, threshold=self.options.threshold) if is_fixed else None
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps

@@ -19,12 +19,14 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, Stateless, Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.route import Route
+from outrider.drafters.itself.device_exits import exit_twin
 from outrider.drafters.itself.self_chain import draft_along, layered
 from outrider.drafters.itself.self_growth import SelfGrowth
 from outrider.drafters.trees.candidates import Drawing
@@ -34,14 +36,14 @@ from outrider.drafters.trees.static import grow_shape
 
 @dataclass(frozen=True)
 class EarlyExitOptions:
-    """Where to leave, and what to grow."""
+    """Where to exit, and what to grow."""
 
     exit_layer: int | None = None
-    """Layers that draft, E; half of the target's if not given."""
+    """E: number of layers that draft. Default: half of the target's."""
     branching: tuple[int, ...] | str | None = None
-    """Children of every node, level by level, to grow trees ("4,2,1" on the command line); chains if not given."""
+    """Number of children at each level ("4,2,1" on the command line), for trees. Default: chains."""
     perturb: bool = True
-    """Rank chosen children of a tree with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    """Rank a tree's candidates with the target's noise, as the coupled rule chooses. Turn off for rule ``delta``."""
 
     def __post_init__(self) -> None:
         if self.branching is not None:
@@ -76,6 +78,9 @@ class EarlyExit(Drafter):
         self.target, self.draws = target, draws
         self.route = exit_route((options or EarlyExitOptions()).exit_layer, target.num_layers)
 
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        return exit_twin(self.route, shape, target) if self.draws is Draws.DETERMINISTIC else None
+
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:
         del rows, taps
         return Stateless()
@@ -85,7 +90,7 @@ class EarlyExit(Drafter):
         return draft_along(self.target, context, plan, route=self.route, draws=self.draws)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
-        """Nothing to do: the target's cache is the drafter's."""
+        """Nothing to do: drafter and target share a cache."""
 
 
 @final
@@ -101,6 +106,11 @@ class EarlyExitTree(Drafter):
         self.tree = options.shape.tree
         self._drawing = Drawing(draws, options.perturb)
 
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Where children are ranked with the target's noise."""
+        is_coupled = self.draws is Draws.DETERMINISTIC and self._drawing.perturb
+        return exit_twin(self.route, shape, target, tree=self.tree) if is_coupled else None
+
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:
         del rows, taps
         return Stateless()
@@ -114,7 +124,7 @@ class EarlyExitTree(Drafter):
         return replace(draft, resume=growth.resume(draft.tree, numbers))
 
     def observe(self, state: Stateless, observation: Observation) -> None:
-        """Nothing to do: the target's cache is the drafter's."""
+        """Nothing to do: drafter and target share a cache."""
 
 
 def build(parts: Parts) -> Drafter:

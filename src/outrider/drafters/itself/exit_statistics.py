@@ -24,7 +24,7 @@ from outrider.core.lasting_memory import LastingMemory
 
 @dataclass
 class _Tally:
-    """Faded counts and sums of one exit."""
+    """Decayed counts and sums of one exit."""
 
     right: float = 0.0
     wrong: float = 0.0
@@ -37,19 +37,19 @@ class _Tally:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What to do in a round."""
+class ExitChoice:
+    """The exit and the draft length of a round."""
 
     exit: int
     depth: int
     """Guesses; 0 if drafting would not pay."""
     threshold: float
-    """Sureness below which a guess of this exit should be the last."""
+    """Drafting should end after a guess of this exit with lower confidence."""
 
 
 @final
 class ExitStatistics(LastingMemory):
-    """Tallies of the exits after some layers of a model."""
+    """Decayed counts of the exits after some layers of a model."""
 
     def __init__(self, exits: Sequence[int], num_layers: int, *, decay: float = 0.95) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ExitStatistics(LastingMemory):
             self._tallies = {layer: _Tally() for layer in self.exits}
 
     def learn(self, layer: int, right: Tensor, sure: Tensor) -> None:
-        """An exit's shadow tokens [P]: which were right, and how sure it was of each."""
+        """Add an exit's shadow tokens [P]: which were right, and their confidence."""
         hits, wrong = right.double(), (~right).double()
         sums = [float(hits.sum()), float(wrong.sum()), float((hits * sure).sum()), float((wrong * sure).sum())]
         with self.lock:
@@ -75,27 +75,28 @@ class ExitStatistics(LastingMemory):
             tally.sure_right, tally.sure_wrong = tally.sure_right + sums[2], tally.sure_wrong + sums[3]
 
     def alpha(self, layer: int) -> float:
-        """How often an exit is right: a half, as long as nothing is known."""
+        """How often an exit is right; 1/2 while nothing is known."""
         tally = self._tallies[layer]
         return (tally.right + 0.5) / (tally.right + tally.wrong + 1)
 
     def threshold(self, layer: int) -> float:
-        """Halfway between sure and right and sure and wrong; where one of them was never seen, it is 1 or 0."""
+        """The middle between the mean confidences of right and of wrong tokens. Without right ones it is 1, without wrong
+        ones 0."""
         tally = self._tallies[layer]
         when_right = tally.sure_right / tally.right if tally.right > 0 else 1.0
         when_wrong = tally.sure_wrong / tally.wrong if tally.wrong > 0 else 0.0
         return (when_right + when_wrong) / 2
 
     def tokens_per_layer(self, layer: int, depth: int) -> float:
-        """Expected tokens of a round over the layers it runs."""
+        """Expected tokens of a round, divided by the layers it runs."""
         alpha = self.alpha(layer)
         return sum(alpha**power for power in range(depth + 1)) / (self.num_layers + depth * layer)
 
-    def choose(self, max_depth: int) -> Choice:
+    def choose(self, max_depth: int) -> ExitChoice:
         """The exit and the length with most tokens per layer."""
         with self.lock:
             rated = [
                 (self.tokens_per_layer(layer, depth), -depth, -layer) for layer in self.exits for depth in range(max_depth + 1)
             ]
             _, depth, layer = max(rated)
-            return Choice(-layer, -depth, self.threshold(-layer))
+            return ExitChoice(-layer, -depth, self.threshold(-layer))

@@ -31,11 +31,11 @@ _FILLS = ("follow", "repeat")
 
 @dataclass(frozen=True)
 class JacobiOptions:
-    """Where guesses come from for positions the target has not been asked about yet."""
+    """How guesses are filled in at positions that the target has not scored yet."""
 
     fill: str = "follow"
-    """"follow": what last followed the guess before it in the request's own text, else that guess again. "repeat": the
-    guess before it again, so that only the iteration itself finds anything."""
+    """"follow": the token that last followed the previous guess in the request's text, else the previous guess again.
+    "repeat": always the previous guess, so that only the iteration itself finds tokens."""
 
     def __post_init__(self) -> None:
         check_one_of("fill", self.fill, _FILLS)
@@ -43,7 +43,7 @@ class JacobiOptions:
 
 @dataclass
 class _Row:
-    """One request: the guesses that wait, and what last followed each token of its text."""
+    """One request: its pending guesses, and what last followed each token of its text."""
 
     guesses: list[int] = field(default_factory=list)
     follower: dict[int, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class _Row:
         self.num_read = len(history)
 
     def chain(self, root: int, length: int) -> list[int]:
-        """Root and ``length`` guesses: those that wait, then filled up."""
+        """The root and ``length`` guesses: the pending ones, then fills."""
         chain = [root, *self.guesses[:length]]
         while len(chain) <= length:
             chain.append(self.follower.get(chain[-1], chain[-1]))
@@ -75,6 +75,8 @@ class Jacobi(Drafter):
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.CHAIN
     draws = Draws.DETERMINISTIC
+    drafts_alone = True
+    reads_logits = True
 
     def __init__(self, options: JacobiOptions | None = None) -> None:
         self.options = options or JacobiOptions()
@@ -94,7 +96,7 @@ class Jacobi(Drafter):
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
     def observe(self, state: _State, observation: Observation) -> None:
-        """The choice at the end of the accepted path was emitted; the choices after the guesses below it wait."""
+        """The choice at the end of the accepted path was emitted. The choices after the later guesses become pending."""
         tree, context = observation.draft.tree, state.context
         begin = min(observation.num_accepted) + 1  # nobody needs the choices above
         if context is not None and begin < tree.num_nodes:

@@ -26,10 +26,10 @@ _FILLS = ("last", "uniform", "point")
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """Where guesses come from for places that no pass has seen yet."""
+    """How guesses are filled in at positions that no pass has scored yet."""
 
     fill: str = "last"
-    """"last": drawn from the law of the last place that was seen. "uniform": any token, all alike. "point": any token,
+    """"last": drawn from the law of the last scored position. "uniform": drawn uniformly. "point": drawn uniformly, but
     tested as a point mass, as published."""
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class WindowOptions:
 
 @dataclass
 class _Row:
-    """One request: the guesses that wait with their laws, and the last law that was seen."""
+    """One request: its pending guesses with their laws, and the law of the last scored position."""
 
     guesses: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
@@ -64,8 +64,8 @@ class JacobiWindow(Drafter, ABC):
 
     @abstractmethod
     def numbers(self, noise: Noise, row: int, places: range, *, num_nodes: int) -> tuple[Noise, Tensor]:
-        """The noise [M] and lanes [M, 1] of guesses at M places of a row. Place 1 is that of the tree's first guess; places
-        behind the tree's ``num_nodes`` - 1 guesses belong to the next round. Fills have ``num_nodes`` 0."""
+        """The noise [M] and lanes [M, 1] of guesses at M positions of a row. Position 1 is the tree's first guess.
+        Positions past the tree's ``num_nodes`` - 1 guesses belong to the next round. Fills have ``num_nodes`` 0."""
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps
@@ -84,7 +84,7 @@ class JacobiWindow(Drafter, ABC):
         return Draft(tree, self.draws, torch.stack([torch.stack(row) for row in laws]))
 
     def _fill(self, row: _Row, number: int, length: int, anything: Tensor, noise: Noise) -> None:
-        """Guesses for the places behind those that wait."""
+        """Guesses for the positions after the pending ones."""
         places = range(len(row.guesses) + 1, length + 1)
         if not places:
             return
@@ -98,13 +98,13 @@ class JacobiWindow(Drafter, ABC):
             row.laws += [law] * missing
 
     def _anything(self, context: Context) -> Tensor:
-        """[B, V] all tokens alike, but for those that the sampler forbids."""
+        """[B, V] the uniform law over the tokens that the sampler allows."""
         sampler, roots = context.sampler, torch.tensor(context.roots, device=context.device)[:, None]
         nothing = torch.zeros(*roots.shape, sampler.vocab_size, dtype=self._dtype, device=context.device)
         return sampler.law(nothing, TokenTree.chain(roots), context.noise).probs[:, 0]
 
     def observe(self, state: _State, observation: Observation) -> None:
-        """The places behind the emitted tokens are drawn again, each from the law of this pass."""
+        """Draw the positions after the emitted tokens again, each from this pass's law."""
         tree, context = observation.draft.tree, state.context
         if context is None:
             state.rows = [_Row() for _ in state.rows]
@@ -120,7 +120,7 @@ class JacobiWindow(Drafter, ABC):
 
 
 def drawn(laws: Tensor, noise: Noise, lanes: Tensor) -> Tensor:
-    """[M] a token from each of the laws [M, V], by the draft numbers of its own row of ``noise`` and lane [M, 1]."""
+    """[M] a token from each of the laws [M, V], drawn with the draft noise of its row of ``noise`` and its lane [M, 1]."""
     return (laws.log() + noise.gumbel(Purpose.DRAFT, lanes, laws.shape[1])[:, 0]).argmax(-1)
 
 

@@ -23,32 +23,34 @@ import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Stateless
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Stateless, Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.heads.pending_states import PendingStates
+from outrider.drafters.itself.device_exits import adapted_twin, exit_twin
 from outrider.drafters.itself.early_exit import exit_route
 from outrider.drafters.itself.self_chain import UnsureStop, draft_along, layered
 from outrider.models.adapter import Adapter, load_adapter
 from outrider.models.heads.layer import LayerCache
 
 _CHUNK = 512
-"""Most states an adapter reads at a time."""
+"""Most states that an adapter reads in one pass."""
 
 
 @dataclass(frozen=True)
 class KangarooOptions:
-    """The two exits."""
+    """Where to exit, and when to stop."""
 
     exit_layer: int | None = None
-    """Layers that draft; half of the target's if not given."""
+    """Number of layers that draft. Default: half of the target's."""
     threshold: float = 0.6
-    """Eta: drafting stops after a guess less sure than this."""
+    """Eta: drafting stops after a guess with lower confidence."""
     adapter: str | None = None
-    """Folder of a trained adapter (``outrider train kangaroo``), which says which layer to leave at; none: the bare exit."""
+    """Folder of a trained adapter (``outrider train kangaroo``), which also sets the exit layer. Default: no adapter."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -57,7 +59,7 @@ class KangarooOptions:
 
 @final
 class Kangaroo(Drafter):
-    """Chains from the target's first layers, as long as these are sure."""
+    """Chains from the target's first layers, as long as they are confident."""
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
@@ -69,6 +71,10 @@ class Kangaroo(Drafter):
         self.options = options or KangarooOptions()
         self.route = exit_route(self.options.exit_layer, target.num_layers)
 
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        is_coupled = self.draws is Draws.DETERMINISTIC
+        return exit_twin(self.route, shape, target, threshold=self.options.threshold) if is_coupled else None
+
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:
         del rows, taps
         return Stateless()
@@ -79,16 +85,16 @@ class Kangaroo(Drafter):
         return draft_along(self.target, context, plan, route=self.route, draws=self.draws, stop=stop)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
-        """Nothing to do: the target's cache is the drafter's."""
+        """Nothing to do: drafter and target share a cache."""
 
 
 @dataclass
 class _Read(RowState):
-    """What the adapter has read of each row, and what it has not."""
+    """The adapter's cache, and the states it has not read."""
 
     cache: ContiguousCache
     pending: PendingStates
-    """Exit states of committed tokens that are not in the cache."""
+    """Exit states of committed tokens that are not yet in the cache."""
 
     def fork(self, rows: Sequence[int]) -> _Read:
         return _Read(self.cache.fork(rows), self.pending.fork(rows))
@@ -99,7 +105,7 @@ class _Read(RowState):
 
 @final
 class AdaptedKangaroo(Drafter):
-    """Chains from an exit whose states go through a trained layer before the target's head reads them."""
+    """Chains from an exit with a trained layer before the target's output head."""
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
@@ -111,6 +117,11 @@ class AdaptedKangaroo(Drafter):
         self.route, self.taps = exit_route(adapter.exit_layer, target.num_layers), (adapter.exit_layer,)
         self._dtype = adapter.layer.post_attention_layernorm.weight.dtype
         self._layer = LayerCache(adapter.config, dtype=self._dtype, device=target.device)
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        if self.draws is not Draws.DETERMINISTIC:
+            return None
+        return adapted_twin(self.adapter, self.route, shape, target, threshold=self.options.threshold)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _Read:
         states = [states.to(self._dtype) for states in taps[self.adapter.exit_layer]]
@@ -128,11 +139,11 @@ class AdaptedKangaroo(Drafter):
         return draft_along(self.target, context, plan, route=self.route, draws=self.draws, stop=stop, logits_of=logits_of)
 
     def observe(self, state: _Read, observation: Observation) -> None:
-        """Drafted entries were never committed; the accepted tokens' states are read next time."""
+        """Nothing to undo: drafted entries were never committed. The accepted tokens' states are read next time."""
         state.pending.note(observation.scores.taps, observation.paths)
 
     def _catch_up(self, state: _Read) -> None:
-        """Read what is pending."""
+        """Read the pending states."""
         while any(len(row) for row in state.pending.rows):
             parts = [row[:_CHUNK] for row in state.pending.rows]
             state.pending.drop([len(part) for part in parts])

@@ -38,16 +38,16 @@ Ngram = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LookaheadOptions:
-    """The window and the pool. The plan's numbers are caps on the whole tree: 0 of them means none of it."""
+    """The window and the pool. The plan caps the whole tree; a plan without guesses has no window either."""
 
     window: int = 15
-    """Columns of the window, W."""
+    """W: number of columns of the window."""
     ngram: int = 5
-    """Tokens of an n-gram, its key included, N: guesses are N - 1 tokens long, the window N - 1 rows deep."""
+    """N: tokens of an n-gram, its key included. Guesses are N - 1 tokens long; the window has N - 1 rows."""
     max_guesses: int = 15
-    """N-grams kept and verified for each first token, G."""
+    """G: n-grams kept and verified for each first token."""
     pool_text: bool = True
-    """Put the n-grams of the request's own text, prompt and output, into the pool as well."""
+    """Whether the pool also holds the n-grams of the request's prompt and output."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("window", self.window, 1), ("ngram", self.ngram, 2), ("max_guesses", self.max_guesses, 1)):
@@ -56,14 +56,14 @@ class LookaheadOptions:
 
 
 class NgramPool:
-    """For each first token the last G different continuations of N - 1 tokens, least recently seen dropped first."""
+    """For each first token, its last G different continuations of N - 1 tokens. The least recently seen is dropped first."""
 
     def __init__(self, max_guesses: int) -> None:
         self.max_guesses = max_guesses
         self.entries: dict[int, dict[Ngram, None]] = {}
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Remember ``ngram`` as the newest of its first token's."""
+        """Add ``ngram`` as the newest of its first token."""
         guesses = self.entries.setdefault(ngram[0], {})
         rest = tuple(ngram[1:])
         guesses.pop(rest, None)
@@ -87,17 +87,17 @@ class _Row:
 
     pool: NgramPool
     levels: list[list[int]]
-    """The window, row 0 first. Its first token is the root and is set anew each round."""
+    """The window, row 0 first. Its first token is the root, which is set in every round."""
     num_read: int = 0
     ends: list[int] = field(default_factory=list)
     """Node of each column's last token; -1 for a column that did not fit."""
 
     def column(self, index: int) -> list[int]:
-        """Path from the root to the end of a column."""
+        """The path from the root to the end of a column."""
         return [*self.levels[0][1 : index + 1], *(level[index] for level in self.levels[1:])]
 
     def learn(self, choices: Sequence[int], ngram: int) -> None:
-        """Read the n-grams off the columns, then move the window on by one token; a full one drops its oldest row."""
+        """Collect the n-grams of the columns, then shift the window by one token. A full window drops its oldest row."""
         scored = [end >= 0 for end in self.ends]
         if not any(scored):
             return
@@ -116,17 +116,19 @@ class _Row:
 
 @final
 class Lookahead(Drafter):
-    """Trees of pooled n-grams, with the window that makes more of them."""
+    """Trees of pooled n-grams, and of the window that finds new ones."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
+    drafts_alone = True
+    reads_logits = True
 
     def __init__(self, options: LookaheadOptions | None = None) -> None:
         self.options = options or LookaheadOptions()
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> PerRow[_Row]:
-        """Row 0 begins as words of the prompt, with one column more for every row that is still to grow."""
+        """Fill row 0 with tokens of the prompt, with one extra column for every row still to be added."""
         del taps
         width = self.options.window + self.options.ngram - 2
         return PerRow([_Row(NgramPool(self.options.max_guesses), [random.Random(0).choices(row, k=width)]) for row in rows])
@@ -141,7 +143,7 @@ class Lookahead(Drafter):
         return Draft(TokenTree.of_rows(trees, context.device), self.draws)
 
     def observe(self, state: PerRow[_Row], observation: Observation) -> None:
-        """The target's choice below every column is the window's next row. (Choices at accepted nodes are not needed.)"""
+        """The target's choices below the columns become the window's next row. Choices at accepted nodes are not needed."""
         logits = observation.scores.logits
         width = max(len(row.ends) for row in state.rows)
         if not width:  # nobody asked for guesses
@@ -161,7 +163,7 @@ class Lookahead(Drafter):
 
 
 def _fill(trie: Trie, row: _Row, limits: Limits) -> tuple[list[int], list[int]]:
-    """Guesses first, since they pay now, then as many whole columns as fit, the nearest first."""
+    """Add guesses first, since they pay now, then as many whole columns as fit, the nearest first."""
     for guess in row.pool.guesses(trie.tokens[0]):
         trie.add_path(guess, limits)
     columns = (row.column(index) for index in range(len(row.levels[0])))

@@ -29,7 +29,7 @@ from outrider.drafters.trees.chain import grow_chain
 
 
 def layered(target: Target, method: str) -> LayeredTarget:
-    """The target as one whose layers can be run apart, or a refusal."""
+    """The target as a ``LayeredTarget``; refused if its layers cannot be run apart."""
     if not isinstance(target, LayeredTarget):
         raise CompositionError(
             f"method {method!r} runs the target's layers apart, and {type(target).__name__} runs them only together"
@@ -40,7 +40,7 @@ def layered(target: Target, method: str) -> LayeredTarget:
 
 
 def cache_of(context: Context) -> Cache:
-    """The target's cache, which a drafter that runs part of the target writes to."""
+    """The target's cache, to which the drafter writes."""
     if context.cache is None:
         raise CompositionError(
             "this drafter runs part of the target and was not given the target's cache; use it where the target decodes "
@@ -63,8 +63,8 @@ def draft_along(
     stop: StopRule | None = None,
     logits_of: LogitsOf | None = None,
 ) -> Draft:
-    """A chain per row from the sublayers of ``route``, with what the target can go on from; its own norm and head speak,
-    unless ``logits_of`` does."""
+    """A chain per row from the sublayers of ``route``, with the states from which the target can resume. Logits come from
+    the target's own norm and head, or from ``logits_of``."""
     cache, states = cache_of(context), list[Tensor]()
 
     def logits_after(chain: Tensor, depths: Sequence[int]) -> Tensor:

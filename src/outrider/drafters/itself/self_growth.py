@@ -31,7 +31,7 @@ class SelfGrowth(LevelGrowth):
         self._states: list[Tensor] = []
 
     def resume(self, tree: TokenTree, numbers: Tensor) -> Resume | None:
-        """The longest beginning of the proposed tree whose nodes stand where they were expanded; ``numbers`` [B, N]."""
+        """The longest prefix of the proposed tree whose nodes are stored in expansion order; ``numbers`` is [B, N]."""
         if not self._route.is_first:
             return None
         places = torch.arange(tree.num_nodes, device=numbers.device)

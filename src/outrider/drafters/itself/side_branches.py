@@ -25,27 +25,27 @@ from outrider.drafters.itself.self_chain import cache_of
 from outrider.drafters.trees.candidates import coupled_scores
 
 _WIDTHS = ((0.95, 3), (0.8, 5), (0.5, 8), (-1.0, 10))
-"""Candidates by how sure the best one is: above each bound, so many."""
+"""Number of candidates, by the confidence in the best one."""
 
 
 @final
 @dataclass
 class _Row:
-    """One row's tree while it grows, and what is left of its plan."""
+    """One row's growing tree, and the rest of its plan."""
 
     tokens: list[int]
     depth: int
     budget: int
     parents: list[int] = field(default_factory=lambda: [-1])
     tip: int = 0
-    """The node that goes on."""
+    """The node that continues the chain."""
 
     @property
     def goes_on(self) -> bool:
         return self.depth > 0 and self.budget > 0
 
     def add(self, candidates: list[int], sure: float) -> None:
-        """A level: the best candidate and, the less sure it is, the more of the others."""
+        """Add a level: the best candidate, and more of the others the lower its confidence."""
         width = min(self.budget, next(width for bound, width in _WIDTHS if sure > bound))
         first = len(self.tokens)
         self.tokens += candidates[:width]
@@ -54,7 +54,7 @@ class _Row:
 
 
 def draft_with_siblings(target: LayeredTarget, context: Context, plan: Plan, *, route: Route, threshold: float = 0.0) -> Draft:
-    """A tree per row from the sublayers of ``route``; a row ends below a guess less sure than ``threshold``."""
+    """A tree per row from the sublayers of ``route``. A row ends below a guess with less confidence than ``threshold``."""
     cache, limits = cache_of(context), zip(context.roots, plan.max_depth, plan.max_nodes, strict=True)
     rows = [_Row([root], depth, nodes) for root, depth, nodes in limits]
     chain, depth = torch.tensor(context.roots, device=context.device)[:, None], 0

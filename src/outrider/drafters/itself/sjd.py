@@ -29,13 +29,13 @@ from outrider.drafters.itself.jacobi_window import JacobiWindow, WindowOptions, 
 
 @final
 class SpeculativeJacobi(JacobiWindow):
-    """Every pass draws its guesses with fresh numbers."""
+    """Draws the guesses of every pass with fresh noise."""
 
     offers: ClassVar = (Draws.IID,)
     draws = Draws.IID
 
     def numbers(self, noise: Noise, row: int, places: range, *, num_nodes: int) -> tuple[Noise, Tensor]:
-        """Random numbers of the round. Fills take the first half of its lanes, guesses that are drawn again the second half."""
+        """The round's random numbers. Fills use the first half of the lanes, redrawn guesses the second half."""
         lanes = torch.tensor(list(places), device=noise.seeds.device) + num_nodes
         return at_places(noise, row, noise.positions[row].expand(len(places))), lanes[:, None]
 

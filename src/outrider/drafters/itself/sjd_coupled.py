@@ -27,14 +27,14 @@ from outrider.drafters.itself.jacobi_window import JacobiWindow, WindowOptions, 
 
 @final
 class CoupledJacobi(JacobiWindow):
-    """Every place keeps its numbers."""
+    """Draws the guess of a position with the same noise in every pass."""
 
     offers: ClassVar = (Draws.BEAM,)
-    """Sampled one guess per node, for rules that test from the top down."""
+    """One sampled guess per node, for rules that test from the top down."""
     draws = Draws.BEAM
 
     def numbers(self, noise: Noise, row: int, places: range, *, num_nodes: int) -> tuple[Noise, Tensor]:
-        """Random numbers of the output position."""
+        """The random numbers of the output position."""
         del num_nodes
         ahead = torch.tensor(list(places), device=noise.seeds.device)
         return at_places(noise, row, noise.positions[row] + ahead), torch.zeros_like(ahead)[:, None]

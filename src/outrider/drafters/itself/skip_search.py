@@ -33,18 +33,18 @@ SkipSet = frozenset[int]
 """Coordinates of a ``SkipSpace``."""
 _KAPPA, _NOISE = 2.5, 0.01
 _REMEMBERED = 256
-"""Trials the Gaussian process is fitted to: the newest."""
+"""Newest trials to which the Gaussian process is fitted."""
 _POOL = 256
-"""Sets among which the most promising is chosen."""
+"""Candidate sets from which the most promising is chosen."""
 
 
 @dataclass(frozen=True)
 class SkipSpace:
-    """Sublayers that may be left out, attention first: all but those of the first and the last layer."""
+    """Sublayers that may be skipped, attention first: all but those of the first and the last layer."""
 
     num_layers: int
     share: float
-    """Part of them that is left out."""
+    """Share of them that is skipped."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
@@ -52,7 +52,7 @@ class SkipSpace:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Inner layers; all of them in a model too small to have some."""
+        """The inner layers; all layers if the model is too small to have any."""
         return tuple(range(1, self.num_layers - 1)) if self.num_layers > 3 else tuple(range(self.num_layers))
 
     @property
@@ -69,7 +69,7 @@ class SkipSpace:
         return Route.without(self.num_layers, attention=attention, mlp=[self.layers[i - count] for i in skipped if i >= count])
 
     def first(self) -> SkipSet:
-        """Where a search begins: every second sublayer of each kind, as far as they may be skipped."""
+        """The first set of a search: every second sublayer of each kind, as far as they may be skipped."""
         count = len(self.layers)
         alternating = [kind + i for i in range(0, count, 2) for kind in (0, count)]
         others = [i for i in range(self.size) if i not in alternating]
@@ -79,7 +79,7 @@ class SkipSpace:
         return frozenset(source.sample(range(self.size), self.num_skipped))
 
     def near(self, skipped: SkipSet, source: random.Random) -> SkipSet:
-        """One or two sublayers exchanged."""
+        """A set with one or two sublayers exchanged."""
         taken = sorted(set(range(self.size)) - skipped)
         count = min(source.choice((1, 1, 2)), len(taken), len(skipped))
         return skipped - set(source.sample(sorted(skipped), count)) | set(source.sample(taken, count))
@@ -94,12 +94,12 @@ class SearchLimits:
     """Trials in a row without a better set."""
     max_trials: int = 1000
     model_every: int = 25
-    """Every so many trials one is chosen by the Gaussian process."""
+    """Period of the trials that the Gaussian process chooses."""
 
 
 @final
 class SkipSearch(LastingMemory):
-    """What has been tried and the best of it. One object for all requests of a method."""
+    """The trials and the best set so far. One object serves all requests of a method."""
 
     def __init__(self, space: SkipSpace, limits: SearchLimits | None = None, *, seed: int = 0) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class SkipSearch(LastingMemory):
         self.limits = limits or SearchLimits()
         self.best = space.first()
         self.score = 0.0
-        """Matchness of the best set where it was last measured."""
+        """Matchness of the best set, when it was last measured."""
         self.num_trials = 0
         self.num_stale = 0
         self._source = random.Random(seed)
@@ -137,12 +137,12 @@ class SkipSearch(LastingMemory):
             return self.space.near(self.best, self._source) if self._source.random() < 0.5 else self.space.random(self._source)
 
     def measured(self, score: float) -> None:
-        """The best set again, on a new stretch of text: scores of different stretches are not compared."""
+        """Set the best set's score on a new stretch of text. Scores of different stretches are not compared."""
         with self.lock:
             self.score = score
 
     def record(self, skipped: SkipSet, score: float) -> None:
-        """A trial, on the stretch on which the best set has its score."""
+        """Add a trial on the stretch where the best set was scored."""
         with self.lock:
             self.num_trials += 1
             self.num_stale += 1
@@ -178,21 +178,21 @@ def upper_bounds(tried: Tensor, scores: Sequence[float], pool: Tensor) -> Tensor
 
 @final
 class Probe:
-    """A stretch of a text, what came before it in a cache of its own, and what the whole target says along it."""
+    """A stretch of text, a cache of what precedes it, and the whole target's choices along it."""
 
     def __init__(self, target: LayeredTarget, before: Cache, tokens: Sequence[int]) -> None:
-        """``before`` has one row and is the probe's to write to."""
+        """``before`` has one row. The probe writes to it."""
         self._target, self._cache = target, before
         self._tree = TokenTree.chain(torch.tensor([list(tokens)], device=target.device))
         self._wanted = self._choices(Route.first(target.num_layers, target.num_layers))
         self._best: SkipSet | None = None
 
     def matchness(self, route: Route) -> float:
-        """Share of the positions where the route's choice is the target's."""
+        """Share of the positions where the route's choice equals the target's."""
         return float((self._choices(route) == self._wanted).double().mean())
 
     def trial(self, search: SkipSearch) -> None:
-        """One step of a search: one pass along the stretch."""
+        """One step of a search: one pass over the stretch."""
         if self._best != search.best:  # new here, or changed elsewhere
             self._best = search.best
             search.measured(self.matchness(search.route))
@@ -208,8 +208,8 @@ class Probe:
 def find_skips(
     target: LayeredTarget, texts: Sequence[Sequence[int]], *, share: float = 0.45, num_trials: int = 300, seed: int = 0
 ) -> SkipSearch:
-    """Search offline on tokenized texts: every set is tried on all of them. ``route`` and ``score`` of the result say what
-    was found; its route's skipped layers are ``skip_attention`` and ``skip_mlp`` of method 'draft-verify'."""
+    """Search offline on tokenized texts; every set is tried on all of them. The result's ``route`` and ``score`` are the
+    best found. The skipped layers are options ``skip_attention`` and ``skip_mlp`` of method 'draft-verify'."""
     probes = [Probe(target, target.new_cache(1), text) for text in texts if text]
     if not probes:
         raise OptionError("there is no text to search on; give at least one with tokens in it")

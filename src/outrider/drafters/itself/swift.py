@@ -21,12 +21,14 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from outrider.core.device_round import CapturedShape, DeviceDrafter
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.errors import CompositionError, OptionError
-from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
+from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.method_rows import MethodRow, Parts
+from outrider.drafters.itself.device_exits import exit_twin
 from outrider.drafters.itself.self_chain import UnsureStop, cache_of, draft_along, layered
 from outrider.drafters.itself.side_branches import draft_with_siblings
 from outrider.drafters.itself.skip_search import Probe, SearchLimits, SkipSearch, SkipSpace
@@ -34,24 +36,24 @@ from outrider.drafters.itself.skip_search import Probe, SearchLimits, SkipSearch
 
 @dataclass(frozen=True)
 class SwiftOptions:
-    """What is skipped, how it is found, and when a guess is unsure."""
+    """What is skipped, how it is found, and which guesses are uncertain."""
 
     skip_share: float = 0.45
-    """Part of the inner layers' sublayers that is left out while drafting."""
+    """Share of the inner layers' sublayers that is skipped while drafting."""
     threshold: float = 0.8
-    """Drafting stops after a guess less sure than this."""
+    """Drafting stops after a guess with lower confidence."""
     branches: bool = False
-    """Hang the next best candidates beside every guess, as many as ``num_tree_nodes`` has room for."""
+    """Add the next best candidates as siblings of every guess, as ``num_tree_nodes`` permits."""
     window: int = 32
-    """Tokens of a text on which sets are tried, as soon as a request has generated more than so many."""
+    """Tokens of text on which sets are tried. A request must have generated more than these."""
     max_score: float = 0.95
     """The search ends when the best set agrees with the target this often."""
     patience: int = 300
-    """The search ends after so many trials without a better set."""
+    """The search ends after this many trials without a better set."""
     max_trials: int = 1000
-    """The search ends after so many trials. With 0 the first set is kept: every second inner layer."""
+    """The search ends after this many trials. With 0 the first set is kept: every second inner layer."""
     memory: SkipSearch | None = None
-    """A search to go on with, shared between methods of one target; by default a new one."""
+    """A search to continue, shared between methods of one target. Default: a new one."""
 
     def __post_init__(self) -> None:
         for name in ("threshold", "max_score"):
@@ -78,7 +80,7 @@ class SwiftOptions:
 
 @dataclass
 class _State(RowState):
-    """The stretch of text on which sets are tried now, and the row it is from."""
+    """The stretch of text on which sets are tried now, and its row."""
 
     probe: Probe | None = None
     row: int = 0
@@ -97,7 +99,7 @@ class _State(RowState):
 
 
 class _Searching(Drafter, ABC):
-    """A drafter that runs the target without the sublayers that a running search leaves out."""
+    """A drafter that runs the target without the sublayers that a running search skips."""
 
     def __init__(
         self, target: LayeredTarget, options: SwiftOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC
@@ -105,7 +107,7 @@ class _Searching(Drafter, ABC):
         self.target, self.draws = target, draws
         self.options = options or SwiftOptions()
         self.memory = self.options.new_memory(target.num_layers)
-        """Shared by all requests, and by every drafter it is given to."""
+        """Shared by all requests and by every drafter that is given it."""
 
     @property
     def memories(self) -> tuple[LastingMemory, ...]:
@@ -123,14 +125,14 @@ class _Searching(Drafter, ABC):
         return self._draft(context, plan)
 
     def observe(self, state: _State, observation: Observation) -> None:
-        """Nothing to do: the target's cache is the drafter's."""
+        """Nothing to do: drafter and target share a cache."""
 
     @abstractmethod
     def _draft(self, context: Context, plan: Plan) -> Draft:
-        """Drafts with the best set known."""
+        """Draft with the best known set."""
 
     def _search(self, state: _State, context: Context) -> None:
-        """One trial, on a text that is long enough."""
+        """Run one trial on a text that is long enough."""
         window = self.options.window
         if state.probe is None:
             long = [row for row, request in enumerate(context.sampler.rows) if request.num_output > window]
@@ -141,7 +143,7 @@ class _Searching(Drafter, ABC):
         state.probe.trial(self.memory)
 
     def _probe(self, context: Context, row: int) -> Probe:
-        """The last tokens that are in the target's cache, with a copy of what stands before them."""
+        """The last tokens in the target's cache, with a copy of the cache before them."""
         tokens, window = context.tokens[row], self.options.window
         before = cache_of(context).fork([row])
         begin = before.lengths[0] - window
@@ -155,6 +157,11 @@ class Swift(_Searching):
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
+
+    def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
+        """Once the search has ended: until then every round tries another set on the host."""
+        is_settled = self.draws is Draws.DETERMINISTIC and not self.memory.is_active
+        return exit_twin(self.memory.route, shape, target, threshold=self.options.threshold) if is_settled else None
 
     def _draft(self, context: Context, plan: Plan) -> Draft:
         stop = UnsureStop(context, [self.options.threshold] * len(context.tokens), draws=self.draws)

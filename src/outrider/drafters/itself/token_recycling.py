@@ -18,8 +18,10 @@ Guesses are looked up, not sampled: lossless under any rule that is exact for de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, final
 
 import torch
@@ -36,39 +38,44 @@ from outrider.drafters.trees.best_first import grow_pool
 from outrider.drafters.trees.children import Children, ChildSource
 from outrider.drafters.trees.shape import TreeShape
 from outrider.drafters.trees.static import grow_shapes
+from outrider.drafters.trees.trie import Limits, Trie, best_first
 
 RANK_ACCEPTANCE = (0.48, 0.107, 0.054, 0.033, 0.025, 0.021, 0.014, 0.012, 0.011, 0.01, 0.01, 0.009, 0.008, 0.007, 0.007, 0.007)
-"""How often the target's choice is a token's r-th successor, at any depth. Measured: see docs/methods/token-recycling.md."""
+"""How often the target's choice is a token's r-th successor, at any depth. Measured in docs/methods/token-recycling.md."""
 
 _TRUST, _FLOOR = 0.65, 0.04
-"""A successor stored with probability p at rank r is right with 0.65 p + 0.04 / (1 + r): a fit, checked by that measurement."""
+"""A successor stored with probability p at rank r is right with probability 0.65 p + 0.04 / (1 + r). Fitted to that
+measurement."""
 
 _MAX_DEPTH = 8
-"""No path is likely to be right for longer than this: bounds the levels of a tree grown by confidence."""
+"""Longest path of a tree grown by confidence. Longer paths are unlikely to be accepted."""
 
 _CHUNK = 128
-"""Prompt states turned into logits at once: bounds the memory at this many times the vocabulary."""
+"""Prompt states turned into logits at once. Bounds memory at this many times the vocabulary."""
 
 _IDLE_SHARE = 16
-"""One in so many rounds that draft nothing is recycled."""
+"""While nothing is drafted, one round in this many is recycled."""
+
+_FEW = 64
+"""On a CPU, trees of up to this many guesses in all are grown node by node. More are grown level by level."""
 
 _WAYS = ("confidence", "ranks")
 
 
 @dataclass(frozen=True)
 class TokenRecyclingOptions:
-    """What is remembered, and which of it is guessed. The size of the tree is the plan's (``num_tree_nodes``)."""
+    """What is stored, and which of it is guessed. The plan sets the size of the tree (``num_tree_nodes``)."""
 
     num_successors: int = 16
-    """Successors remembered for each token, k. (The paper: 8.)"""
+    """k: successors stored for each token. (The paper: 8.)"""
     grow: str = "confidence"
-    """Nodes are chosen by "confidence", the probabilities stored with the successors, or by "ranks", one static tree."""
+    """How nodes are chosen: by "confidence", the probabilities stored with the successors, or by "ranks", one static tree."""
     recycle_prompt: bool = True
-    """Fill the table from the prompt's states too: costs the target's head once per distinct prompt token. Left
-    out where the head cannot be used apart."""
+    """Also fill the table from the prompt's states. Costs the target's head once per distinct prompt token. Skipped if
+    the head cannot be run apart."""
     perturb: bool = True
-    """When sampling at temperature T, rank a token's successors by logit + T g with the target's own noise g at that
-    position, as the coupled rule will choose. Rules that do not use this noise do better without."""
+    """When sampling at temperature T, rank a token's successors by logit + T g, where g is the target's noise at that
+    position. The coupled rule chooses by the same noise. Turn off for rules that do not use it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_successors, int) or self.num_successors < 1:
@@ -84,9 +91,11 @@ class TokenRecycling(Drafter):
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
+    drafts_alone = True
+    reads_logits = True
 
     def __init__(self, target: Target, table: SuccessorTable, options: TokenRecyclingOptions | None = None) -> None:
-        """``table`` is shared by all requests and outlives them; it is the only thing here that changes."""
+        """``table`` is shared by all requests and outlives them. Nothing else here changes."""
         self.target = target
         self.table = table
         self.options = options or TokenRecyclingOptions()
@@ -98,8 +107,8 @@ class TokenRecycling(Drafter):
 
     @torch.inference_mode()
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> Stateless:
-        """Recycle what the target thought while it read the prompt; of a token that occurs often, the last time."""
-        states = taps[self.target.num_layers] if self.taps else []
+        """Fill the table from the prompt's states. The last occurrence of a token counts."""
+        states = taps.get(self.target.num_layers, [])
         for row, hidden in zip(rows, states):
             positions = sorted({token: position for position, token in enumerate(row[:-1])}.values())
             for begin in range(0, len(positions), _CHUNK):
@@ -120,8 +129,8 @@ class TokenRecycling(Drafter):
         return Draft(tree, self.draws)
 
     def observe(self, state: Stateless, observation: Observation) -> None:
-        """Recycle every node. Where a token occurs several times an accepted node beats the others, then a later one.
-        While nothing is drafted one round in a few is enough: writing takes a tenth of a small model's round."""
+        """Write every node to the table. Where a token occurs several times, an accepted node wins, then a later one.
+        While nothing is drafted, some rounds are left out: writing takes a tenth of a small model's round."""
         del state
         if observation.plan is not None and not any(observation.plan.max_depth):
             self.table.num_idle += 1
@@ -137,7 +146,7 @@ class TokenRecycling(Drafter):
 
 @final
 class _Successors(ChildSource):
-    """The table as one round reads it: the children of a node are the successors of its token."""
+    """The table during one round: the children of a node are the successors of its token."""
 
     runs_out = True
 
@@ -159,15 +168,34 @@ class _Successors(ChildSource):
         self._num_expanded += tokens.shape[1]
 
     def children(self, count: int, *, depth: int, lanes: Tensor | None = None) -> Children:
-        """Successors, and the log-probability that each is right: stored ones, ranked anew where there is noise."""
+        """Stored successors and the log-probability that each is right. With noise, they are ranked again."""
         del lanes
         ids, scores = self.of(self._tokens, depth=depth)
         floor = _FLOOR / torch.arange(1, ids.shape[2] + 1, device=ids.device)
         chances = (_TRUST * scores.softmax(-1) + floor).log().masked_fill(ids < 0, -torch.inf)
         return Children(ids[..., :count], chances[..., :count])
 
+    def after(self, row: int, place: tuple[int, int]) -> list[tuple[int, float, tuple[int, int]]]:
+        """The same for one node, a token at a depth, with probabilities: each successor, and the place that it leads to."""
+        token, depth = place
+        ids, scores = self.table.ids[token].tolist(), self.table.logits[token].tolist()
+        if ids[0] < 0:
+            return []
+        heat = self.context.sampler.rows[row].params.temperature
+        if self.noise is not None and heat > 0:
+            depths = torch.full((len(self.context.roots), 1), depth)
+            noise = self.noise.target_gumbel(depths, len(self.table.ids))[row, 0, ids].tolist()
+            ranked = sorted(
+                zip((score + heat * more for score, more in zip(scores, noise, strict=True)), ids), key=lambda one: -one[0]
+            )
+            scores, ids = [score for score, _ in ranked], [token for _, token in ranked]
+        weights = [math.exp(score - scores[0]) for score in scores]
+        trust = _TRUST / sum(weights)
+        chances = (trust * weight + _FLOOR / rank for rank, weight in enumerate(weights, 1))
+        return [(token, chance, (token, depth + 1)) for token, chance in zip(ids, chances, strict=True)]
+
     def of(self, tokens: Tensor, *, depth: int) -> tuple[Tensor, Tensor]:
-        """[B, M, k] successors of ``tokens`` [B, M] at ``depth`` and their scores, the best first; -1 where unknown."""
+        """[B, M, k] successors of ``tokens`` [B, M] at ``depth``, the best first, and their scores; -1 where unknown."""
         known = tokens.clamp(min=0)
         ids = self.table.ids[known].masked_fill((tokens < 0)[..., None], -1)
         scores = self.table.logits[known]
@@ -188,7 +216,22 @@ def _by_ranks(source: _Successors, plan: Plan) -> TokenTree:
 
 
 def _by_confidence(source: _Successors, plan: Plan) -> TokenTree:
-    """The nodes that each row is most likely to reach. Every level keeps as many as a whole tree may have."""
+    """The nodes that each row is most likely to reach."""
+    is_small = source.context.device.type == "cpu" and sum(plan.max_nodes) <= _FEW
+    return _node_by_node(source, plan) if is_small else _level_by_level(source, plan)
+
+
+def _node_by_node(source: _Successors, plan: Plan) -> TokenTree:
+    """The likeliest open node of a row first, one after the other."""
+    rows = []
+    for row, root in enumerate(source.context.roots):
+        limits = Limits(min(plan.max_depth[row], _MAX_DEPTH), plan.max_nodes[row])
+        rows.append(best_first(Trie(root), (root, 0), partial(source.after, row), limits=limits).row())
+    return TokenTree.of_rows(rows, source.context.device)
+
+
+def _level_by_level(source: _Successors, plan: Plan) -> TokenTree:
+    """The same for all rows together. Every level keeps as many nodes as a whole tree may have."""
     width = max(plan.max_nodes)
     max_depth = min(max(plan.max_depth), _MAX_DEPTH) if width else 0
     pool = grow_pool(source, width=width, num_children=source.table.num_successors, max_depth=max_depth, keep=width)

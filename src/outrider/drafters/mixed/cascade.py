@@ -33,20 +33,21 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import fit, room
 
 INNER = ("prompt-lookup", "suffix", "reference", "rest", "draft-model", "draft-tree", "best-first")
-"""Methods that may guess for the draft model. They keep no memory across requests here: most of what they see is a guess."""
+"""Methods that may draft for the draft model. Here they keep no memory across requests, because most of what they see is
+guesses."""
 
 
 @dataclass(frozen=True)
 class CascadeOptions:
-    """Which method guesses for the draft model. The policy's ``num_draft_tokens`` is the length of its chain."""
+    """Which method drafts for the draft model. The policy's ``num_draft_tokens`` is the length of the draft model's chain."""
 
     inner: str = "prompt-lookup"
-    """A method that copies, or one with a draft model, which is then the second model of ``draft``. Its options are given
+    """A method that copies, or one with a draft model, which is then the second model of ``draft``. Give its options
     beside this one."""
     num_inner_tokens: int = 6
-    """The most guesses along one path of a stage."""
+    """Most guesses along one path of a stage."""
     num_inner_nodes: int | None = None
-    """Guesses of a stage in all, for inner methods that grow trees; as many as along one path if not given."""
+    """Most guesses of a stage in all, for inner methods that grow trees. Default: as many as along one path."""
 
     def __post_init__(self) -> None:
         if self.inner not in INNER:
@@ -59,12 +60,12 @@ class CascadeOptions:
 
 @dataclass
 class CascadeState(RowState):
-    """The draft model's cache, and the inner drafter's state: both know committed tokens only between rounds."""
+    """The draft model's cache, and the inner drafter's state. Between rounds both hold committed tokens only."""
 
     cache: Cache
     inner: Any
     base: list[int] = field(default_factory=list)
-    """Committed tokens of each row in this round; what the cache holds beyond them are guesses."""
+    """Committed tokens of each row in this round. Whatever follows them in the cache is guesses."""
 
     def fork(self, rows: Sequence[int]) -> CascadeState:
         return CascadeState(self.cache.fork(rows), self.inner.fork(rows))
@@ -75,10 +76,11 @@ class CascadeState(RowState):
 
 @final
 class Cascade(Drafter):
-    """Chains from a model that is itself speculated."""
+    """Chains from a draft model that itself uses speculative decoding."""
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
+    drafts_alone = True
 
     def __init__(
         self,
@@ -119,14 +121,14 @@ class Cascade(Drafter):
         return Draft(tree, self.draws, run.laws_of(width, self.vocab_size, context.device) if has_laws else None)
 
     def observe(self, state: CascadeState, observation: Observation) -> None:
-        """Forget the guesses that were not accepted."""
+        """Drop the guesses that were not accepted."""
         if state.base:
             kept = (min(base + n, now) for base, n, now in zip(state.base, observation.num_accepted, state.cache.lengths))
             state.cache.truncate(list(kept))
             state.base = []
 
     def _catch_up(self, state: CascadeState, context: Context) -> None:
-        """Read the committed tokens but the last, which is the root of the first stage."""
+        """Read all committed tokens but the last, which is the root of the first stage."""
         ends = [min(len(row), self.model.max_len) - 1 for row in context.tokens]
         rows = zip(context.tokens, state.cache.lengths, ends, strict=True)
         missing = [list(row[done:end]) for row, done, end in rows]
@@ -135,14 +137,14 @@ class Cascade(Drafter):
         state.base = [len(row) for row in context.tokens]
 
     def _scratch(self, state: CascadeState, num_rows: int) -> Any:
-        """A copy of the inner state that may see guesses as if they were text; the state itself stays behind."""
+        """A copy of the inner state that treats guesses as text. The original is unchanged."""
         rows = range(num_rows)
         twice = state.inner.fork([*rows, *rows])
         state.inner = twice.fork(list(rows))
         return twice.fork([row + num_rows for row in rows])
 
     def _stage(self, run: _Run, scratch: Any, cache: Cache, context: Context, missing: Sequence[int]) -> None:
-        """The inner drafter guesses, one pass of the draft model decides, and every row that misses tokens gets some."""
+        """The inner drafter guesses, and one pass of the draft model verifies. Every row that lacks tokens gets some."""
         options = self.options
         inside = replace(
             context,
@@ -168,25 +170,25 @@ class Cascade(Drafter):
 
 
 class _Run:
-    """The chains of one round while they grow, the root first."""
+    """The growing chains of one round, the root first."""
 
     def __init__(self, chains: list[list[int]]) -> None:
         self.chains = chains
         self.laws: list[list[Tensor]] = [[] for _ in chains]
-        """[V] the law each guess was drawn from, where they are sampled."""
+        """[V] the law from which each guess was drawn, if they are sampled."""
         self._nodes: list[list[int]] = []
-        """For each new guess of the last stage, the node of the whole tree it was chosen after."""
+        """For each new guess of the last stage, the node of the whole tree after which it was chosen."""
 
     @property
     def lengths(self) -> list[int]:
-        """Guesses so far."""
+        """Number of guesses so far."""
         return [len(chain) - 1 for chain in self.chains]
 
     def missing(self, depths: Sequence[int]) -> list[int]:
         return [depth - length for depth, length in zip(depths, self.lengths, strict=True)]
 
     def extended(self, tree: TokenTree, device: torch.device) -> TokenTree:
-        """The chains with a stage's guesses below their last tokens, as the sampler must see them: from the true root on."""
+        """The chains with a stage's guesses below their last tokens, starting at the true root, as the sampler needs them."""
         rows: list[tuple[list[int], list[int]]] = []
         for row, chain in enumerate(self.chains):
             size, above = tree.sizes[row], len(chain) - 1
@@ -195,14 +197,14 @@ class _Run:
         return TokenTree.of_rows(rows, device)
 
     def aligned(self, logits: Tensor, tree: TokenTree, start: int) -> Tensor:
-        """[B, N - start, V] a stage's logits [B, n, V] at their nodes of the whole tree; the rest is not read."""
+        """[B, N - start, V] a stage's logits [B, n, V], moved to their nodes of the whole tree. Other entries are not read."""
         shift = torch.tensor(self.lengths, device=logits.device)[:, None]
         nodes = torch.arange(start, tree.num_nodes, device=logits.device) - shift
         index = nodes.clamp(0, logits.shape[1] - 1)[..., None]
         return logits.gather(1, index.expand(-1, -1, logits.shape[2]))
 
     def advance(self, tree: TokenTree, choices: list[list[int]], *, start: int, missing: Sequence[int]) -> list[list[int]]:
-        """Follow the choices through every row's guesses and append them; returns the nodes to commit, the root first."""
+        """Follow the choices through every row's guesses and append them. Returns the nodes to commit, the root first."""
         paths: list[list[int]] = []
         self._nodes = []
         for row, chain in enumerate(self.chains):

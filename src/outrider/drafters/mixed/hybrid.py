@@ -35,12 +35,12 @@ from outrider.drafters.trees.trie import Trie
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """How the drafters share the places of a tree."""
+    """How the drafters share the nodes of a tree."""
 
     trust_rounds: float = 30.0
-    """Rounds of a request by which a drafter is judged: a larger number is steadier, a smaller one follows the text faster."""
+    """Rounds over which a drafter's acceptance is averaged. More is steadier; fewer follows the text faster."""
     min_chance: float = 0.02
-    """A guess less likely than this gets no place, even if one is left."""
+    """A guess less likely than this is left out, even if there is room."""
 
     def __post_init__(self) -> None:
         if not self.trust_rounds > 1:
@@ -51,15 +51,15 @@ class SharingOptions:
 
 @dataclass(frozen=True)
 class HybridOptions:
-    """Which drafters, and how they share the places of a tree."""
+    """Which drafters, and how they share the nodes of a tree."""
 
     parts: tuple[str, ...] | str = ("suffix", "draft-model")
-    """Methods whose guesses are fused, by name; "suffix,draft-model" on the command line. Their options are given beside
-    this one, and one that several of them have goes to each."""
+    """Names of the methods whose guesses are fused; "suffix,draft-model" on the command line. Give their options beside
+    this one; an option that several of them have goes to each."""
     trust_rounds: float = SharingOptions.trust_rounds
-    """Rounds of a request by which a drafter is judged."""
+    """Rounds over which a drafter's acceptance is averaged."""
     min_chance: float = SharingOptions.min_chance
-    """A guess less likely than this gets no place."""
+    """A guess less likely than this is left out."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class HybridOptions:
 
 @dataclass
 class _Round:
-    """What was asked of one inner drafter, and where its nodes went."""
+    """One inner drafter's plan, and where its nodes went."""
 
     draft: Draft
     plan: Plan
@@ -86,7 +86,7 @@ class _Round:
 
 @dataclass
 class HybridState(RowState):
-    """The inner drafters' states, and how well each has done in every row."""
+    """The inner drafters' states, and their acceptance in every row."""
 
     inner: list[Any]
     rates: list[list[SourceRates]]
@@ -120,6 +120,8 @@ class Hybrid(Drafter):
         self.drafters = tuple(drafters)
         self.options = options or SharingOptions()
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+        self.drafts_alone = all(drafter.drafts_alone for drafter in drafters)
+        self.reads_logits = True  # each drafter is shown those of its own nodes
 
     @property
     def memories(self) -> tuple[LastingMemory, ...]:
@@ -176,13 +178,13 @@ class Hybrid(Drafter):
             drafter.finish(inner, row, tokens)
 
     def _order(self, state: HybridState) -> list[int]:
-        """Order of the parts: the one that uses the least of its places comes first, so that the others can have the rest."""
+        """Order of the drafters: those that use least of their nodes come first, so that the others get the rest."""
         fills = [sum(row[i].fill for row in state.rates) for i in range(len(self.drafters))]
         return sorted(range(len(self.drafters)), key=lambda index: fills[index])
 
 
 def _own_view(seen: Observation, round_: _Round) -> Observation:
-    """The observation as if the inner drafter had been alone: its tree, the scores of its nodes, its part of the path."""
+    """The observation as the inner drafter would see it alone: its tree, its nodes' scores, its part of the path."""
     num_nodes = round_.draft.tree.num_nodes
     index = [[*places, *[0] * (num_nodes - len(places))] for places in round_.places]
     nodes = torch.tensor(index, device=seen.scores.logits.device)[..., None]

@@ -38,13 +38,13 @@ from outrider.drafters.trees.static import cut, grow_shapes
 
 @dataclass
 class MultiDraftState(RowState):
-    """The models' caches, and where this round's proposed nodes stand in them."""
+    """The models' caches, and the places of this round's nodes in them."""
 
     caches: list[Cache]
     numbers: list[list[int]] | None = None
     """Number of each proposed node among the expanded nodes; 0 for a node that was not expanded."""
     num_expanded: Sequence[int] = ()
-    """Nodes that each model was fed, the root included: those with smaller numbers."""
+    """Number of nodes that each model was fed, the root included; those are the nodes with smaller numbers."""
 
     def fork(self, rows: Sequence[int]) -> MultiDraftState:
         return MultiDraftState([cache.fork(rows) for cache in self.caches])
@@ -60,6 +60,7 @@ class MultiDraft(Drafter):
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.BEAM)
     """BEAM: without replacement, for rules that test siblings one by one from the top down."""
     shape: ClassVar = Shape.TREE
+    drafts_alone = True
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class MultiDraft(Drafter):
 
 @final
 class _Turns(ChildSource):
-    """Children that the models guess by turns. A model is asked as long as one of the children below is its own."""
+    """Children that the models guess in turn. A model is run while one of the children below is its own."""
 
     runs_out = True
 
@@ -121,7 +122,7 @@ class _Turns(ChildSource):
         self._num_expanded, self._depth = 1, 0
         self._laws: list[Law | None] = [growth.root() if self._draws(s) else None for s, growth in enumerate(growths)]
         self._drawn: list[dict[int, Tensor]] = []
-        """[B, M, V] by model, level by level: what sampled guesses were drawn from."""
+        """[B, M, V] by model, level by level: the laws of sampled guesses."""
 
     @property
     def num_expanded(self) -> int:
@@ -154,7 +155,7 @@ class _Turns(ChildSource):
         return Children(torch.cat(found, -1), torch.cat(worth, -1))
 
     def q(self, level_nodes: Sequence[Sequence[int]], num_nodes: int) -> Tensor | None:
-        """[B, N, S, V] what each model says after every node it was asked about; zero elsewhere."""
+        """[B, N, S, V] each model's law after every node it was run on; zero elsewhere."""
         if self.draws is Draws.DETERMINISTIC:
             return None
         first = next(iter(self._drawn[0].values()))
@@ -165,12 +166,12 @@ class _Turns(ChildSource):
         return q
 
     def _draws(self, model: int) -> bool:
-        """A child of the newest nodes or below comes from this model, so it must know the nodes on the way."""
+        """Whether this model guesses a child at or below the newest nodes, so that it must read them."""
         return self._depth < self._last_levels[model]
 
 
 def _last_level(shape: TreeShape, model: int, num_models: int) -> int:
-    """The deepest level with a child of this model's, 0 if there is none."""
+    """The deepest level with a child from this model; 0 if there is none."""
     return max((len(path) for path in shape.paths[1:] if path[-1] % num_models == model), default=0)
 
 

@@ -38,27 +38,28 @@ from outrider.drafters.trees.options import BestFirstOptions
 from outrider.drafters.trees.trie import Limits, Trie
 
 RETRIEVERS = ("suffix", "prompt-lookup", "ngram-cache", "reference", "rest")
-"""Methods that retrieve: they learn from the text alone, so their guesses may be dropped without their knowing."""
+"""Methods that retrieve. They learn from the text alone, so their guesses may be dropped without telling them."""
 
 
 @dataclass(frozen=True)
 class RasdOptions:
-    """Where to retrieve, how to weed, and how large the draft model's own tree is."""
+    """Where to retrieve, what to drop, and the size of the draft model's own tree."""
 
     retriever: str = "suffix"
     """The method that retrieves: suffix, prompt-lookup, ngram-cache, reference or rest. Its options are given beside this."""
     min_chance: float = 0.02
-    """A retrieved beginning is dropped when the draft model thinks it less likely than this."""
+    """A retrieved branch is dropped if the draft model gives its first token less probability than this."""
     draft_depth: int = 4
-    """Levels of the draft model's own tree, a pass each; retrieved tails may be deeper (``num_draft_tokens``)."""
+    """Levels of the draft model's own tree, one pass each. Retrieved branches may be deeper (``num_draft_tokens``)."""
     width: int = 4
     """Nodes expanded per level, in one pass of the draft model."""
     num_children: int = 4
-    """Candidates looked at below each of them."""
+    """Candidates considered below each of them."""
     tau: float = 0.9
-    """How far the draft's logits are from the target's: small is sure of itself. Only the shape depends on it."""
+    """Assumed distance between the draft's and the target's logits; smaller means more confident. Only the shape depends
+    on it."""
     perturb: bool = True
-    """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    """Rank candidates with the target's noise, as the coupled rule chooses. Turn off for rule ``delta``."""
 
     @property
     def tree(self) -> BestFirstOptions:
@@ -76,7 +77,7 @@ class RasdOptions:
 
 @dataclass
 class RasdState(RowState):
-    """The draft model's cache, the retriever's state, and how far retrieved tails have held in every row."""
+    """The draft model's cache, the retriever's state, and how far retrieved branches were accepted in every row."""
 
     cache: Cache
     retrieved: Any
@@ -84,7 +85,7 @@ class RasdState(RowState):
     slots: list[list[int]] | None = None
     """Slot of each proposed node in the draft's forest; -1 for a node that was not fed."""
     tails: list[list[int]] = field(default_factory=list)
-    """Depth of each proposed node that was retrieved, 0 for the others."""
+    """Depth of each proposed node that was retrieved; 0 for the others."""
 
     def fork(self, rows: Sequence[int]) -> RasdState:
         return RasdState(self.cache.fork(rows), self.retrieved.fork(rows), [self.holds[row].copy() for row in rows])
@@ -101,6 +102,7 @@ class Rasd(Drafter):
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
+    drafts_alone = True
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class Rasd(Drafter):
         self.retriever.finish(state.retrieved, row, tokens)
 
     def _insert(self, union: _Union, found: TokenTree, row: int, *, first: Tensor, holds: SourceRates) -> None:
-        """Weed what was retrieved for a row, and add the rest to its tree."""
+        """Drop unlikely retrieved branches of a row, and add the rest to its tree."""
         size = found.sizes[row]
         tokens, parents = found.tokens[row, :size].tolist(), found.parents[row, :size].tolist()
         hold = [0.0, 0.0, *map(math.log, holds.chances(size))]  # by depth
@@ -187,7 +189,7 @@ class _Row:
 
 
 class _Union:
-    """One row's tree while it grows: the draft's nodes, then the retrieved ones that are not among them."""
+    """One row's growing tree: the draft's nodes, then the retrieved ones that are not among them."""
 
     def __init__(self, tree: TokenTree, row: int, chances: list[float], numbers: list[int]) -> None:
         self.trie = Trie(int(tree.tokens[row, 0]))
@@ -198,13 +200,13 @@ class _Union:
         """Depth of the retrieved nodes."""
 
     def add(self, token: int, parent: int, chance: float, depth: int) -> int:
-        """A retrieved node; returns its place, an old one where the draft has the same."""
+        """Add a retrieved node. Returns its place, or that of the draft's equal node."""
         place = self.trie.add(token, parent, chance)
         self.tails[place] = depth
         return place
 
     def best(self, limits: Limits) -> _Row:
-        """The likeliest nodes, breadth first."""
+        """The likeliest nodes in breadth-first order."""
         order = self.trie.breadth_first(self.trie.likeliest(limits))
         slots = [self.slots[node] if node < len(self.slots) else -1 for node in order]
         return _Row(*self.trie.row(order), slots, [self.tails.get(node, 0) for node in order])

@@ -20,26 +20,26 @@ from dataclasses import dataclass, field
 from typing import final
 
 _FALL = 0.75
-"""How often a guess of an unknown drafter is believed to hold, given that the one before it does."""
+"""Prior probability that a guess of an unknown drafter is accepted if the one before it is."""
 _WEIGHT = 2.0
-"""Rounds that belief is worth."""
+"""Weight of the prior, in rounds."""
 
 
 @final
 @dataclass
 class SourceRates:
-    """What one drafter's guesses have come to in one request."""
+    """Acceptance statistics of one drafter in one request."""
 
     rounds: float
-    """Rounds that count, about."""
+    """Approximate number of rounds that count."""
     made: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
     asked: float = 1.0
     returned: float = 1.0
-    """Places offered to it, and places it used."""
+    """Decayed counts of the nodes offered to the drafter and used by it."""
 
     def record(self, num_asked: int, num_made: int, accepted: Sequence[int]) -> None:
-        """A round: places offered, guesses made, and which of them (from 0) were accepted."""
+        """Add a round: nodes offered, guesses made, and the indices of the accepted ones."""
         keep = 1 - 1 / self.rounds
         missing = max(0, num_made - len(self.made))
         self.made = [keep * count for count in self.made] + [0.0] * missing
@@ -52,7 +52,7 @@ class SourceRates:
         self.returned = keep * self.returned + num_made
 
     def chances(self, count: int) -> list[float]:
-        """Acceptance chances of the first ``count`` guesses, in falling order."""
+        """Acceptance probabilities of the first ``count`` guesses, in falling order."""
         found: list[float] = []
         before, fall = 1.0, self._fall()
         for guess in range(count):
@@ -63,13 +63,13 @@ class SourceRates:
         return found
 
     def _fall(self) -> float:
-        """How often a guess holds where the one before it did, over all guesses of this drafter."""
+        """How often a guess is accepted if the one before it was, over all guesses of this drafter."""
         tested = sum(map(min, self.made, [*self.made[:1], *self.accepted]))
         return min(1.0, (_WEIGHT * _FALL + sum(self.accepted)) / (_WEIGHT + tested))
 
     @property
     def fill(self) -> float:
-        """The share of its places it uses: a copying drafter often finds nothing, a draft model always guesses."""
+        """Share of its nodes that the drafter uses. A copying drafter often finds nothing; a draft model always guesses."""
         return self.returned / self.asked
 
     def copy(self) -> SourceRates:
@@ -77,7 +77,7 @@ class SourceRates:
 
 
 def share(budget: int, sources: Sequence[SourceRates], *, min_chance: float) -> int:
-    """How many of ``budget`` places the first of ``sources`` gets when the largest chances win; ties go to the first."""
+    """How many of ``budget`` nodes the first of ``sources`` gets if the largest probabilities win. Ties go to the first."""
     if budget <= 0:
         return 0
     curves = [source.chances(budget) for source in sources]

@@ -30,7 +30,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.model.catch_up import missing_from
 from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.model.tree_drafter import TreeDrafter, TreeState
-from outrider.drafters.trees.best_first import grow_pool
+from outrider.drafters.trees.best_first import grow_pool, useful_width
 from outrider.drafters.trees.children import LikelyChildren
 from outrider.drafters.trees.options import BestFirstOptions
 
@@ -46,30 +46,30 @@ class BestFirst(TreeDrafter):
         self.options = options or BestFirstOptions()
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where candidates are ranked with the target's noise."""
+        """Available if candidates are ranked with the target's noise."""
         del target
         if not self.model.traits.can_be_captured or not self.options.perturb:
             return None
-        from outrider.models.gpu.best_first import searches_of  # needs triton
-        from outrider.models.gpu.draft_search import DeviceBestFirst
+        from outrider.device.drafters.model.best_first import DeviceBestFirst
+        from outrider.device.drafters.trees.best_first import searches_of  # needs triton
 
         options = self.options
         searches = searches_of(shape, width=options.width, num_children=options.num_children, tau=options.tau)
         return DeviceBestFirst(cast(Any, self.model), vocab_size=self.vocab_size, searches=searches) if searches else None
 
     def _guessed(self, state: TreeState, context: Context, plan: Plan) -> tuple[TokenTree, Tensor] | None:
-        """Sampling must be nothing but a temperature and a cut, and candidates ranked with the noise."""
+        """The tree in one call. Needs sampling without functions of the path, and candidates ranked with the noise."""
         model, tempering, options = self.model, context.sampler.tempering, self.options
         if tempering is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
             return None
         if not (options.perturb or context.sampler.all_greedy):
             return None
-        search = TreeSearch(options.width, options.num_children, options.tau)
+        search = TreeSearch(useful_width(options.width, plan), options.num_children, options.tau)
         rows = missing_from(model, state.cache, context)
         return model.guess_tree(rows, state.cache, search=search, plan=plan, tempering=tempering, noise=context.noise)
 
     def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
-        width, count = self.options.width, self.options.num_children
+        width, count = useful_width(self.options.width, plan), self.options.num_children
         source = LikelyChildren(growth, self.options)
         pool = grow_pool(source, width=width, num_children=count, max_depth=max(plan.max_depth))
         tree, origin = pool.best_tree(plan)

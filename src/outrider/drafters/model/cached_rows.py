@@ -12,11 +12,11 @@ from outrider.core.interfaces import Cache, RowState
 
 @dataclass
 class CachedRows(RowState, ABC):
-    """A cache that forks and joins with its rows. What else a round works with is scratch, and does not follow the rows."""
+    """A cache that forks and joins with its rows. All other fields are scratch of one round and do not follow the rows."""
 
     cache: Cache
     base: list[int] = field(default_factory=list)
-    """Committed tokens of each row when this round's guesses began; empty between rounds."""
+    """Committed tokens of each row when this round's drafting began; empty between rounds."""
 
     def fork(self, rows: Sequence[int]) -> Self:
         return type(self)(self.cache.fork(rows))

@@ -17,7 +17,7 @@ from outrider.core.interfaces import Cache, Context, Target
 from outrider.core.tree import TokenTree
 
 _MOST_SCORED = 16
-"""Tokens that are read with the root in one pass, although only the root's logits are wanted."""
+"""Most tokens that are read together with the root in one pass, although only the root's logits are needed."""
 
 
 def room(model: Target, tokens: Sequence[int], depth: int) -> int:
@@ -25,15 +25,27 @@ def room(model: Target, tokens: Sequence[int], depth: int) -> int:
     return max(0, min(depth, model.max_len - len(tokens)))
 
 
-def missing_from(model: Target, cache: Cache, context: Context) -> list[list[int]]:
-    """Committed tokens of each row that the cache lacks, the root of the next tree included. A round begins here."""
+def missing_from(model: Target, cache: Cache, context: Context, late: Sequence[int] = ()) -> list[list[int]]:
+    """Committed tokens of each row that the cache lacks, including the root of the next tree. Of ``late`` rows only the first
+    one. A round begins here."""
     cache.settle()
-    return [list(row[done : model.max_len]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
+    missing = [list(row[done : model.max_len]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
+    return [tokens[:1] if row in late else tokens for row, tokens in enumerate(missing)]
 
 
-def catch_up(model: Target, cache: Cache, context: Context) -> Tensor:
-    """[B, 1, V] logits after each row's last committed token. Commits all of them, the root of the next tree included."""
+def read_up(model: Target, cache: Cache, context: Context, most: int) -> list[int]:
+    """Read ``most`` tokens of the first row that lacks more than that. Those that lacked more are returned."""
     missing = missing_from(model, cache, context)
+    late = [row for row, tokens in enumerate(missing) if len(tokens) > most]
+    if late:
+        model.prefill([tokens[:most] if row == late[0] else [] for row, tokens in enumerate(missing)], cache)
+    return late
+
+
+def catch_up(model: Target, cache: Cache, context: Context, late: Sequence[int] = ()) -> Tensor:
+    """[B, 1, V] logits after each row's last committed token. Commits all of them, the root of the next tree included. Of
+    ``late`` rows, whose logits nobody wants, one token is read."""
+    missing = missing_from(model, cache, context, late)
     if max(len(row) for row in missing) > _MOST_SCORED:  # no logits for many tokens nobody guesses after
         model.prefill([row[:-1] for row in missing], cache)
         missing = [row[-1:] for row in missing]
@@ -46,6 +58,6 @@ def catch_up(model: Target, cache: Cache, context: Context) -> Tensor:
 
 
 def fit(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits over the target's vocabulary: tokens the draft does not know are never guessed."""
+    """Logits over the target's vocabulary. Tokens that the draft does not know are never guessed."""
     missing = vocab_size - logits.shape[-1]
     return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits

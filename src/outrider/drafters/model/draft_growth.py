@@ -24,7 +24,7 @@ class DraftGrowth(LevelGrowth):
     """The nodes that a draft model was fed in one round."""
 
     def __init__(self, model: Target, cache: Cache, context: Context, *, vocab_size: int, depths: Sequence[int]) -> None:
-        """``depths[b]``: how deep row b's guesses may be; a row that is done is carried along without moving on."""
+        """``depths[b]`` is the depth limit of row b. Rows that reached it are padded."""
         super().__init__(context)
         self.depths = depths
         self._model, self._cache, self._vocab_size = model, cache, vocab_size

@@ -9,6 +9,7 @@ compare it with p. Either way q is shaped by the request's own sampling paramete
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -21,13 +22,17 @@ from outrider.core.interfaces import Context, Drafter, Observation, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.cached_rows import CachedRows
-from outrider.drafters.model.catch_up import catch_up, fit, missing_from, room
+from outrider.drafters.model.catch_up import catch_up, fit, missing_from, read_up, room
 from outrider.drafters.trees.chain import grow_chain
 
 
 @final
+@dataclass
 class _State(CachedRows):
     """The draft model's cache."""
+
+    late: list[int] = field(default_factory=list)
+    """Rows whose texts are being read piece by piece; empty between rounds."""
 
 
 @final
@@ -36,6 +41,7 @@ class DraftModel(Drafter):
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
+    drafts_alone = True
 
     def __init__(self, model: Target, *, vocab_size: int, draws: Draws = Draws.DETERMINISTIC) -> None:
         self.model = model
@@ -46,13 +52,17 @@ class DraftModel(Drafter):
         del shape, target
         if not self.model.traits.can_be_captured or self.draws is not Draws.DETERMINISTIC:
             return None
-        from outrider.models.gpu.chain import DeviceChain  # needs triton
+        from outrider.device.drafters.model.draft_model import DeviceChain  # needs triton
 
         return DeviceChain(cast(Any, self.model), vocab_size=self.vocab_size)
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps
         return _State(self.model.new_cache(len(rows)))
+
+    def read_up(self, state: _State, context: Context, most: int) -> list[int]:
+        state.late = read_up(self.model, state.cache, context, most)
+        return state.late
 
     def propose(self, state: _State, context: Context, plan: Plan) -> Draft:
         depths = [room(self.model, tokens, depth) for tokens, depth in zip(context.tokens, plan.max_depth, strict=True)]
@@ -69,18 +79,19 @@ class DraftModel(Drafter):
         return grow_chain(context, depths, logits_after, draws=self.draws, stops=[plan.stop])
 
     def observe(self, state: _State, observation: Observation) -> None:
-        """Keep the guesses that were accepted. The last guess was never fed, so the cache may lag by one more token."""
+        """Keep the accepted guesses. The last guess was never fed, so the cache may lack one more token."""
+        state.late = []
         if state.base:
             kept = (min(base + n, now) for base, n, now in zip(state.base, observation.num_accepted, state.cache.lengths))
             state.cache.truncate(list(kept))
             state.base = []
 
     def _guessed(self, state: _State, context: Context, plan: Plan) -> Draft | None:
-        """The same chain in one call, where the model can run ahead and sampling is nothing but a temperature and a cut."""
+        """The chain in one call, if the model can draft by itself and sampling needs no function of the path."""
         model, tempering = self.model, context.sampler.tempering
         if tempering is None or not isinstance(model, GuessingTarget) or model.vocab_size > self.vocab_size:
             return None
-        rows = missing_from(model, state.cache, context)
+        rows = missing_from(model, state.cache, context, state.late)
         base = [length + len(row) for length, row in zip(state.cache.lengths, rows, strict=True)]
         guesses = model.guess(rows, state.cache, plan=plan, tempering=tempering, noise=context.noise)
         if guesses is None:
@@ -92,12 +103,12 @@ class DraftModel(Drafter):
 
     def _first(self, state: _State, context: Context) -> Tensor:
         """Logits after the last committed token."""
-        logits = catch_up(self.model, state.cache, context)
+        logits = catch_up(self.model, state.cache, context, state.late)
         state.base = list(state.cache.lengths)
         return fit(logits, self.vocab_size)
 
     def _advance(self, state: _State, chain: Tensor, depths: Sequence[int]) -> Tensor:
-        """Feed the newest guess; rows whose chain is long enough are scored along but not advanced."""
+        """Feed the newest guess. Rows whose chain is long enough are scored but not advanced."""
         logits = self.model.score(TokenTree.chain(chain[:, -1:]), state.cache).logits
         state.cache.commit([[0] if depth >= chain.shape[1] else [] for depth in depths])
         return fit(logits, self.vocab_size)

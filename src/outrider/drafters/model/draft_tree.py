@@ -44,11 +44,11 @@ class DraftTree(TreeDrafter):
         self.drawing = Drawing(draws, options.perturb)
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where children are ranked with the target's noise."""
+        """Available if children are ranked with the target's noise."""
         del target
         if not self.model.traits.can_be_captured or self.draws is not Draws.DETERMINISTIC or not self.drawing.perturb:
             return None
-        from outrider.models.gpu.branches import DeviceTree  # needs triton
+        from outrider.device.drafters.model.draft_tree import DeviceTree  # needs triton
 
         within = shape.within(self.tree.max_depth).guesses
         trees = {depth: self.tree.within(count, depth) for depth, count in within.items()}

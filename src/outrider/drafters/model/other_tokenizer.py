@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
-from outrider.core.translation import Reading, Translation
+from outrider.core.translation import DraftReading, Translation
 from outrider.core.tree import TokenTree
 
 
@@ -27,9 +27,9 @@ class OtherTokenizerState(RowState):
 
     cache: Cache
     read: list[list[int]]
-    """Tokens of the draft that each row has read, guesses included."""
-    known: list[Reading | None]
-    """The part of the committed text that was translated."""
+    """Draft tokens that each row has read, guesses included."""
+    known: list[DraftReading | None]
+    """The translated part of the committed text."""
 
     def fork(self, rows: Sequence[int]) -> OtherTokenizerState:
         return OtherTokenizerState(
@@ -44,6 +44,7 @@ class OtherTokenizerDrafter(Drafter, ABC):
     """Chains from a draft model that has another tokenizer."""
 
     shape: ClassVar = Shape.CHAIN
+    drafts_alone = True
 
     def __init__(self, model: Target, translation: Translation, *, vocab_size: int, draws: Draws) -> None:
         self.model, self.translation = model, translation
@@ -63,7 +64,7 @@ class OtherTokenizerDrafter(Drafter, ABC):
         return self._guess(state, context, logits, depths)
 
     def observe(self, state: OtherTokenizerState, observation: Observation) -> None:
-        """Nothing to do: the next round compares what was read with what was written."""
+        """Nothing to do: the next round compares the read tokens with the text."""
 
     @abstractmethod
     def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
@@ -75,11 +76,11 @@ class OtherTokenizerDrafter(Drafter, ABC):
         return None if found is None else found.ids
 
     def _room(self, text: Sequence[int] | None, depth: int) -> int:
-        """Guesses that fit into the draft's context; none where the text cannot be read (yet)."""
+        """Number of guesses that fit into the draft's context; 0 if the text cannot be read yet."""
         return 0 if not text else max(0, min(depth, self.model.max_len - len(text)))
 
     def _catch_up(self, state: OtherTokenizerState, texts: Sequence[list[int] | None]) -> Tensor:
-        """[B, 1, V] logits after every text; a row that drafts nothing keeps what it has read."""
+        """[B, 1, V] logits after every text. A row that drafts nothing keeps its cache."""
         kept = [
             len(read) if text is None else min(_common(read, text), len(text) - 1)
             for read, text in zip(state.read, texts, strict=True)
@@ -93,7 +94,7 @@ class OtherTokenizerDrafter(Drafter, ABC):
         return self._feed(state, [row[-1:] for row in missing])
 
     def _advance(self, state: OtherTokenizerState, tokens: Sequence[int | None]) -> Tensor:
-        """[B, 1, V] logits after one more token of the draft's per row; None leaves a row where it is."""
+        """[B, 1, V] logits after one more draft token per row; None leaves a row unchanged."""
         rows = [[] if token is None else [token] for token in tokens]
         state.read = [read + row for read, row in zip(state.read, rows, strict=True)]
         return self._feed(state, rows)
@@ -106,7 +107,7 @@ class OtherTokenizerDrafter(Drafter, ABC):
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
+    """Length of the longest common prefix."""
     for place, (mine, theirs) in enumerate(zip(one, other)):
         if mine != theirs:
             return place

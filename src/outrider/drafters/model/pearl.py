@@ -27,8 +27,8 @@ from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan,
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.rng import Noise
 from outrider.core.side_thread import NotCapturedError, become_side_thread
+from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Tempering
 
 
 @dataclass
@@ -37,12 +37,12 @@ class _State(RowState):
     fed: list[list[int]]
     """Tokens of each row in the draft's cache."""
     begun: list[list[int]]
-    """Text of each row that was drafted behind: committed tokens, and the guesses that were being checked."""
+    """The text of each row after which it was drafted ahead: committed tokens, then the guesses being verified."""
     ahead: list[list[int]]
-    """What was drafted behind it."""
+    """The tokens drafted after it."""
     work: Future[list[list[int]]] | None = field(default=None)
     again: Callable[[], list[list[int]]] = field(default=list)
-    """The same work, for the thread that waits."""
+    """The same work again, run by the waiting thread if the draft thread cannot do it."""
 
     def fork(self, rows: Sequence[int]) -> _State:
         return self._of(rows, self.cache.fork(rows))
@@ -55,7 +55,7 @@ class _State(RowState):
         return _State(cache, self.fed + other.fed, self.begun + other.begun, self.ahead + other.ahead)
 
     def finish(self) -> None:
-        """Wait for the thread. Between rounds nobody drafts, so rows can come and go."""
+        """Wait for the draft thread. Nothing is drafted between rounds, so rows can come and go."""
         if self.work is not None:
             work, self.work = self.work, None
             try:
@@ -64,7 +64,7 @@ class _State(RowState):
                 self.ahead = self.again()
 
     def pending(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """Guesses that still follow these committed tokens; none where the text took another turn."""
+        """Guesses that still follow these committed tokens; none if the text took another turn."""
         expected = [*self.begun[row], *self.ahead[row]]
         return expected[len(tokens) :] if expected[: len(tokens)] == list(tokens) else []
 
@@ -75,7 +75,7 @@ class _State(RowState):
 
 @final
 class Pearl(Drafter):
-    """Chains that were drafted while the target was busy."""
+    """Chains drafted while the target verifies."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.CHAIN
@@ -103,13 +103,15 @@ class Pearl(Drafter):
         state.finish()
 
     def _go_on(self, state: _State, context: Context, chains: Sequence[Sequence[int]], plan: Plan) -> None:
-        """Draft behind the chains, in the thread: one token more than planned, since the first is the target's own next one."""
+        """Draft after the chains on the thread: one token more than planned, because the first stands for the target's
+        next one."""
         state.begun = [[*row, *chain] for row, chain in zip(context.tokens, chains, strict=True)]
         limits = zip(state.begun, plan.max_depth, strict=True)
         wanted = [max(0, min(depth + 1, self.model.max_len - len(text))) if depth else 0 for text, depth in limits]
         shift = torch.tensor([len(chain) for chain in chains], device=context.noise.positions.device)
         noise = replace(context.noise, positions=context.noise.positions + shift)
         tempering = context.sampler.tempering or Tempering([row.params.temperature for row in context.sampler.rows])
+        tempering = replace(tempering, counted=None)  # texts grow while the thread drafts
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
         state.again = partial(self._draft, state, wanted, tempering, noise)
@@ -131,8 +133,8 @@ class Pearl(Drafter):
 
 
 def _rewind(state: _State, wanted: Sequence[int]) -> list[list[int]]:
-    """Forget what the draft's cache holds beyond the text to draft behind; returns what it lacks, one token at least of rows
-    that want guesses, and nothing of the others."""
+    """Truncate the draft's cache to the wanted text. Returns the tokens it lacks: at least one for rows that want
+    guesses, none for the others."""
     kept = [
         min(_num_shared(fed, text), len(text) - 1) if limit else len(fed)
         for fed, text, limit in zip(state.fed, state.begun, wanted, strict=True)
@@ -144,7 +146,7 @@ def _rewind(state: _State, wanted: Sequence[int]) -> list[list[int]]:
 
 
 def _note(state: _State, wanted: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Remember what was fed, which is all but the last guess of each row; returns each row's guesses."""
+    """Record what was fed, which is all but each row's last guess. Returns each row's guesses."""
     rows = [list(row[:limit]) for row, limit in zip(guesses, wanted, strict=True)]
     state.fed = [
         [*text, *row[:-1]] if limit else fed for fed, text, row, limit in zip(state.fed, state.begun, rows, wanted, strict=True)

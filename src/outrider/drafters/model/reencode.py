@@ -30,7 +30,7 @@ from outrider.drafters.model.other_tokenizer import OtherTokenizerDrafter, Other
 
 @final
 class Reencode(OtherTokenizerDrafter):
-    """Chains of the target's tokens for what a foreign draft model writes."""
+    """Chains of the target's tokens for what a draft model with another tokenizer writes."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
 
@@ -56,7 +56,7 @@ class Reencode(OtherTokenizerDrafter):
         return Draft(TokenTree.of_rows(rows, context.device), self.draws)
 
     def _num_steps(self, tokens: Sequence[int], read: Sequence[int], depth: int) -> int:
-        """Tokens of the draft's that hold about as much text as ``depth`` of the target's, judged by the text so far."""
+        """Draft tokens that hold about as much text as ``depth`` target tokens, estimated from the text so far."""
         return min(ceil(depth * len(read) / len(tokens)), self.model.max_len - len(read)) if depth else 0
 
 
@@ -70,5 +70,5 @@ ROW = MethodRow(
     drafter=Reencode,
     build=build,
     needs_draft=True,
-    foreign=True,
+    any_tokenizer=True,
 )

@@ -37,10 +37,10 @@ from outrider.drafters.trees.levels import kept_part
 
 @dataclass(frozen=True)
 class StochasticBeamOptions:
-    """The beam. Its depth is the policy's ``num_draft_tokens``; ``num_tree_nodes`` can only cut it."""
+    """The beam. The policy's ``num_draft_tokens`` is its depth; ``num_tree_nodes`` can only cut it."""
 
     width: int = 4
-    """Paths per level, W."""
+    """W: paths per level."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.width, int) or self.width < 1:
@@ -74,7 +74,7 @@ class StochasticBeam(TreeDrafter):
 
 
 class _Beam:
-    """Paths so far; the nodes of the last level are the open ones."""
+    """The paths so far. The nodes of the last level are still open."""
 
     def __init__(self, growth: DraftGrowth, widths: list[int]) -> None:
         self.context = growth.context
@@ -82,7 +82,7 @@ class _Beam:
         self.parents = torch.full_like(self.tokens, -1)
         self.kept = torch.ones_like(self.tokens, dtype=torch.bool)
         self.last = 1
-        """Nodes of the last level."""
+        """Number of nodes of the last level."""
         self.laws: list[Tensor] = []
         self.law = growth.root()
         self._widths = torch.tensor(widths, device=self.tokens.device)[:, None]
@@ -90,7 +90,7 @@ class _Beam:
         self._phi = self._score = torch.zeros_like(self.tokens, dtype=torch.float64)
 
     def add(self, rows: list[bool]) -> None:
-        """The next level of the rows named; the others get nodes that are not kept."""
+        """Add the next level of the named rows. The other rows get nodes that are not kept."""
         log_q, scores = _scores(
             self.law, self.context, self._phi, score=self._score, first_lane=len(self.parents[0]) - self.last
         )
@@ -112,12 +112,13 @@ class _Beam:
         self.last = tokens.shape[1]
 
     def expand(self, growth: DraftGrowth) -> None:
-        """Every node of the last level; expanded nodes have the numbers they have here."""
+        """Expand every node of the last level. Expanded nodes keep their numbers."""
         self.law = growth.expand(self.tokens[:, -self.last :], self.parents[:, -self.last :])
 
 
 def _scores(law: Law, context: Context, phi: Tensor, *, score: Tensor, first_lane: int) -> tuple[Tensor, Tensor]:
-    """[B, M, V] log q and the perturbed scores of all children; -inf below dead nodes. Temperature 0: plain beam search."""
+    """[B, M, V] log q and the perturbed scores of all children; -inf below dead nodes. At temperature 0 this is beam
+    search."""
     num_rows, num_nodes, vocab_size = law.adjusted.shape
     temperature = torch.tensor([row.params.temperature for row in context.sampler.rows], device=phi.device)[:, None, None]
     log_q = torch.where(temperature > 0, law.logits, law.adjusted).double().log_softmax(-1)

@@ -38,11 +38,11 @@ from outrider.drafters.model.catch_up import fit, room
 from outrider.drafters.trees.chain import grow_chain
 
 _MOST_WAITING = 64
-"""Tokens of a row that may wait for the deeper layers; more, as after a prompt, are read whole."""
+"""Most tokens of a row that may wait for the deeper layers. Longer rows, such as prompts, run through all layers."""
 
 
 def exits_of(given: tuple[int, ...] | str | None, num_layers: int) -> tuple[int, ...]:
-    """Nested exits of a draft of ``num_layers``, the last one its end: those given, or the paper's proportions 1/2, 3/4, 1."""
+    """The nested exits of a draft of ``num_layers``, the last one at its end: those given, or the paper's 1/2, 3/4 and 1."""
     if given is None:
         return tuple(sorted({max(1, num_layers // 2), max(1, 3 * num_layers // 4), num_layers}))
     try:
@@ -59,11 +59,11 @@ def exits_of(given: tuple[int, ...] | str | None, num_layers: int) -> tuple[int,
 
 @dataclass(frozen=True)
 class SortedOptions:
-    """Where the draft may be left, and when."""
+    """Where and when a guess may exit the draft."""
 
     exits: tuple[int, ...] | str | None = None
-    """Layers after which a guess may be made ("1,2,4" on the command line); 1/2, 3/4 and all of the layers if not given. Use
-    those the draft was trained with."""
+    """Layers after which a guess may exit ("1,2,4" on the command line). Default: 1/2, 3/4 and all of the layers. Use
+    those of training."""
     threshold: float = 0.7
     """An exit before the last makes the guess if its likeliest token has at least this probability."""
     stop_threshold: float = 0.2
@@ -78,10 +78,10 @@ class SortedOptions:
 @final
 @dataclass
 class _State(CachedRows):
-    """The cache holds the tokens that have been through all layers. Those that wait stand behind them, as far as they got."""
+    """The cache holds tokens that passed all layers. Waiting tokens follow them, in the layers they have passed."""
 
     reached: list[Tensor] = field(default_factory=list)
-    """[B, M, H] at every exit but the last: the states of the first M waiting tokens. M falls from exit to exit."""
+    """[B, M, H] for every exit but the last: states of the first M waiting tokens. M falls from exit to exit."""
 
 
 @final
@@ -90,6 +90,7 @@ class SortedDraft(Drafter):
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
+    drafts_alone = True
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class SortedDraft(Drafter):
         self.options = options or SortedOptions()
         self.exits = exits_of(self.options.exits, model.num_layers)
         self.num_guesses = [0] * len(self.exits)
-        """Guesses made at each exit so far, for figures."""
+        """Number of guesses made at each exit so far, for statistics."""
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _State:
         del taps
@@ -126,7 +127,7 @@ class SortedDraft(Drafter):
         return grow_chain(context, wanted, logits_after, draws=self.draws, stops=[plan.stop, stop])
 
     def observe(self, state: _State, observation: Observation) -> None:
-        """Keep the guesses that were accepted, in the cache and among those that wait."""
+        """Keep the accepted guesses, in the cache and among the waiting tokens."""
         if not state.base:
             return
         kept = [base + count for base, count in zip(state.base, observation.num_accepted, strict=True)]
@@ -138,14 +139,14 @@ class SortedDraft(Drafter):
         state.base = []
 
     def _read_long(self, state: _State, context: Context) -> None:
-        """Prompts go through all layers at once, but for their last token."""
+        """Run all of a prompt but its last token through all layers."""
         waiting = [list(tokens[done:end]) for tokens, done, end in zip(context.tokens, state.cache.lengths, state.base)]
         if max(map(len, waiting)) > _MOST_WAITING:
             self.model.prefill([tokens[:-1] for tokens in waiting], state.cache)
             state.reached = []
 
     def _climb(self, state: _State, waiting: Sequence[Sequence[int]], leaving: _Leaving) -> None:
-        """Climbs from exit to exit until every row has its guess; ``waiting`` are the tokens behind each row's cache."""
+        """Run from exit to exit until every row has its guess. ``waiting`` holds the tokens after each row's cache."""
         sizes, longest = [len(row) for row in waiting], max(1, *map(len, waiting))
         fed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in waiting], device=self.model.device)
         tree = TokenTree.chain(fed, [max(1, size) for size in sizes])
@@ -165,7 +166,7 @@ class SortedDraft(Drafter):
             state.reached = [*(states[:, : min(sizes)] for states in reached), *state.reached[len(reached) :]]
 
     def _reach(self, state: _State, tree: TokenTree, reached: list[Tensor]) -> None:
-        """Take all waiting tokens to the next exit: those that have not been there go on from the exit before it."""
+        """Run all waiting tokens to the next exit. Those that have not passed it continue from the exit before."""
         level, below = len(reached), reached[-1] if reached else None
         known = state.reached[level] if level < len(state.reached) else None
         start = 0 if known is None else known.shape[1]
@@ -177,23 +178,23 @@ class SortedDraft(Drafter):
 
 @final
 class _Leaving:
-    """The rows that wait for their guess while one pass climbs."""
+    """The rows that still need a guess during one pass."""
 
     def __init__(self, rows: Sequence[bool], device: torch.device) -> None:
         self.rows = torch.tensor(rows, device=device)
-        """[B] those that no exit was sure of yet."""
+        """[B] true for rows that no exit was confident about yet."""
         self.logits = torch.zeros(0, device=device)
-        """[B, V] of the exit at which each row left."""
+        """[B, V] logits of the exit at which each row made its guess."""
 
     def take(self, logits: Tensor, bar: float) -> None:
-        """Rows leave with the [B, V] logits of an exit that gives their likeliest token at least the probability ``bar``."""
+        """Let rows exit whose likeliest token has at least probability ``bar`` in the exit's logits [B, V]."""
         self.logits = torch.where(self.rows[:, None], logits, self.logits) if len(self.logits) else logits
         self.rows = self.rows & (logits.float().softmax(-1).amax(-1) < bar)
 
 
 @final
 class _LastUnsure(StopRule):
-    """Ends the rows after a guess of which the last exit was unsure."""
+    """Ends each row after a guess about which the last exit was uncertain."""
 
     unsure: Sequence[bool] = ()
 
@@ -206,7 +207,7 @@ class _LastUnsure(StopRule):
 
 
 def _waiting(state: _State, context: Context, chain: Tensor, depths: Sequence[int]) -> list[list[int]]:
-    """The tokens of each row, its guesses so far included, that have not been through all layers."""
+    """The tokens of each row, guesses included, that have not passed all layers."""
     found = list[list[int]]()
     for tokens, done, base, guesses, depth in zip(
         context.tokens, state.cache.lengths, state.base, chain[:, 1:].tolist(), depths, strict=True
@@ -216,7 +217,7 @@ def _waiting(state: _State, context: Context, chain: Tensor, depths: Sequence[in
 
 
 def layered_draft(model: Target) -> LayeredTarget:
-    """The draft as a model whose layers can be run apart, or a refusal."""
+    """The draft as a ``LayeredTarget``; refused if its layers cannot be run apart."""
     if not isinstance(model, LayeredTarget):
         raise CompositionError(
             f"method 's2d' runs the draft's layers apart, and {type(model).__name__} runs them only together"

@@ -26,19 +26,19 @@ from outrider.drafters.trees.options import DraftTreeOptions
 from outrider.drafters.trees.shape import RankPath, TreeShape
 
 BY_RANK = (0.58, 0.13, 0.065, 0.04, 0.03, 0.02, 0.013, 0.009)
-"""Coupled candidates of the bundled pair at temperature 1."""
+"""Measured on coupled candidates of the bundled pair at temperature 1."""
 
 
 @dataclass(frozen=True)
 class SequoiaOptions:
-    """What the tree is made for."""
+    """What the tree is optimised for."""
 
     num_nodes: int = 32
     """Guesses in the tree."""
     max_depth: int = 8
     """Guesses along a path."""
     by_rank: tuple[float, ...] = BY_RANK
-    """p: how often the first, second ... child is the accepted one."""
+    """p: how often the first, second and further children are accepted."""
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.max_depth < 1:
@@ -57,7 +57,7 @@ def best_tree(by_rank: tuple[float, ...], num_nodes: int, *, max_depth: int) -> 
 
     @cache
     def below(nodes: int, depth: int, rank: int) -> tuple[float, int]:
-        """H, and how many nodes the child of this rank gets."""
+        """H, and the number of nodes that the child of this rank gets."""
         if nodes == 0 or depth == 0 or rank == len(by_rank):
             return 0.0, 0
         options = (
@@ -95,7 +95,7 @@ class RankCounts:
     offered: list[int] = field(default_factory=list)
 
     def add(self, observation: Observation) -> None:
-        """Every node of the accepted path that had children asks once: which of them was it?"""
+        """Count a round. Every node of the accepted path that had children counts once, by the rank of the accepted child."""
         tree = observation.draft.tree
         for row, path in enumerate(observation.paths):
             parents = tree.parents[row, : tree.sizes[row]].tolist()
@@ -105,7 +105,7 @@ class RankCounts:
 
     @property
     def by_rank(self) -> tuple[float, ...]:
-        """p[b]: accepted at rank b, of the times there was a child of that rank."""
+        """p[b]: how often the child of rank b was accepted, among the nodes that had one."""
         return tuple(hits / max(asked, 1) for hits, asked in zip(self.accepted, self.offered, strict=True))
 
     def _count(self, children: Sequence[int], taken: int | None) -> None:

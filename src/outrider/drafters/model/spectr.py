@@ -34,10 +34,10 @@ from outrider.drafters.trees.static import grow_shape
 
 @dataclass(frozen=True)
 class ManyChainsOptions:
-    """How many. Their length is the policy's ``num_draft_tokens``; ``num_tree_nodes`` can only cut them."""
+    """Number of chains. The policy's ``num_draft_tokens`` is their length; ``num_tree_nodes`` can only cut them."""
 
     num_chains: int = 4
-    """Chains, k."""
+    """k: number of chains."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_chains, int) or self.num_chains < 1:
@@ -63,7 +63,7 @@ class ManyChains(TreeDrafter):
 
 
 def merged(draft: Draft, numbers: Tensor) -> tuple[Draft, Tensor]:
-    """Independent siblings with equal ones made one: then they are draws without replacement."""
+    """Merge equal siblings. Merged independent draws are draws without replacement."""
     tree, first = draft.tree, first_twins(draft.tree)
     assert draft.q is not None, "sampled guesses come with their q"
     kept = tree.valid & (first == torch.arange(tree.num_nodes, device=first.device))

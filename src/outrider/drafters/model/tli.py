@@ -69,20 +69,20 @@ class SharedTokens(OtherTokenizerDrafter):
         return Draft(tree, self.draws, self._laws(laws) if self.draws is Draws.IID and laws else None)
 
     def _moved(self, logits: Tensor) -> Tensor:
-        """The draft's logits at the target's ids, -inf for tokens it does not have."""
+        """The draft's logits at the target's ids; -inf for tokens that the draft lacks."""
         moved = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
         moved[..., self._target_ids.to(logits.device)] = logits[..., self._draft_ids.to(logits.device)]
         return moved
 
     @staticmethod
     def _possible(law: Law, depths: Sequence[int], num_drawn: int) -> list[int]:
-        """Depths, cut where the request forbids every shared token: there is no law to draw from."""
+        """The depths, cut where the request forbids every shared token, so that there is no law to draw from."""
         possible = (law.logits > -torch.inf).any(-1)[:, 0].tolist()
         return [depth if fine else min(depth, num_drawn) for depth, fine in zip(depths, possible, strict=True)]
 
     @staticmethod
     def _laws(laws: Sequence[Law]) -> Tensor:
-        """[B, N, V] the law at every node that has a guess; the last node has none."""
+        """[B, N, V] the law at every node with a guess; the last node has none."""
         q = torch.cat([law.probs for law in laws], 1).nan_to_num(0.0)
         return torch.cat([q, torch.zeros_like(q[:, :1])], 1)
 
@@ -97,5 +97,5 @@ ROW = MethodRow(
     drafter=SharedTokens,
     build=build,
     needs_draft=True,
-    foreign=True,
+    any_tokenizer=True,
 )

@@ -19,7 +19,7 @@ from outrider.drafters.model.draft_growth import DraftGrowth
 
 @dataclass
 class TreeState(RowState):
-    """The draft model's cache, and where this round's proposed nodes stand in it."""
+    """The draft model's cache, and the places of this round's nodes in it."""
 
     cache: Cache
     slots: Tensor | None = None
@@ -39,6 +39,7 @@ class TreeDrafter(Drafter, ABC):
     """A draft model with a way of growing trees."""
 
     shape: ClassVar = Shape.TREE
+    drafts_alone = True
 
     def __init__(self, model: Target, *, vocab_size: int, draws: Draws) -> None:
         self.model = model
@@ -69,7 +70,7 @@ class TreeDrafter(Drafter, ABC):
         return draft
 
     def _guessed(self, state: TreeState, context: Context, plan: Plan) -> tuple[TokenTree, Tensor] | None:
-        """The tree in one call, and its nodes' numbers, where the model can run ahead by itself; None for level by level."""
+        """The tree in one call, with its nodes' numbers, if the model can draft by itself; None to grow it level by level."""
         del state, context, plan
         return None
 
@@ -83,4 +84,4 @@ class TreeDrafter(Drafter, ABC):
 
     @abstractmethod
     def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:
-        """A draft within the plan, and [B, N] the number of each of its nodes in ``growth``, 0 where it has none."""
+        """A draft within the plan, and [B, N] the number of each node in ``growth``; 0 for nodes that are not in it."""

@@ -21,11 +21,18 @@ from outrider.drafters.trees.children import ChildSource
 from outrider.drafters.trees.levels import kept_part
 
 
-def grow_pool(source: ChildSource, *, width: int, num_children: int, max_depth: int, keep: int | None = None) -> Pool:
-    """The candidates that ``max_depth`` levels of the best ``width`` nodes have, ``num_children`` below each.
+def useful_width(width: int, plan: Plan) -> int:
+    """How many of ``width`` nodes of a level can have a child in a tree of this plan. Probabilities only fall along a
+    path, so only the best ``max_nodes - 1`` nodes of a pool can have children."""
+    return max(1, min(width, max(plan.max_nodes) - 1))
 
-    ``keep``: of a level's candidates only so many can be in a tree, and only they are pooled."""
-    pool = Pool.of_roots(source.context)
+
+def grow_pool(source: ChildSource, *, width: int, num_children: int, max_depth: int, keep: int | None = None) -> CandidatePool:
+    """Expand the best ``width`` nodes of each of ``max_depth`` levels, with ``num_children`` candidates below each.
+
+    ``keep``: most candidates of a level that can be in a tree. Only these are pooled.
+    """
+    pool = CandidatePool.of_roots(source.context)
     frontier = torch.zeros_like(pool.tokens)  # places in the pool
     for depth in range(max_depth):
         begin = pool.tokens.shape[1]
@@ -44,8 +51,8 @@ def grow_pool(source: ChildSource, *, width: int, num_children: int, max_depth: 
 
 @final
 @dataclass(eq=False)
-class Pool:
-    """Every candidate looked at, in breadth-first order, the root first."""
+class CandidatePool:
+    """All candidates so far, in breadth-first order, the root first."""
 
     tokens: Tensor
     """[B, P]"""
@@ -54,17 +61,19 @@ class Pool:
     chances: Tensor
     """[B, P] log-probability that the text passes through."""
     numbers: Tensor
-    """[B, P] among the expanded nodes; 0 for the root and for what was not expanded."""
+    """[B, P] number among the expanded nodes; 0 for the root and for unexpanded nodes."""
     depths: list[int]
     """[P] the same in every row."""
 
     @staticmethod
-    def of_roots(context: Context) -> Pool:
+    def of_roots(context: Context) -> CandidatePool:
         tokens = torch.tensor(context.roots, device=context.device)[:, None]
-        return Pool(tokens, torch.full_like(tokens, -1), tokens.new_zeros(tokens.shape, dtype=torch.float32), tokens * 0, [0])
+        return CandidatePool(
+            tokens, torch.full_like(tokens, -1), tokens.new_zeros(tokens.shape, dtype=torch.float32), tokens * 0, [0]
+        )
 
     def add(self, tokens: Tensor, parents: Tensor, chances: Tensor, depth: int) -> None:
-        """Candidates [B, K] at ``depth`` below the places ``parents``."""
+        """Add candidates [B, K] at ``depth`` below the pool entries ``parents``."""
         self.tokens = torch.cat([self.tokens, tokens], 1)
         self.parents = torch.cat([self.parents, parents], 1)
         self.chances = torch.cat([self.chances, chances.to(self.chances.dtype)], 1)
@@ -72,12 +81,12 @@ class Pool:
         self.depths += [depth] * tokens.shape[1]
 
     def best(self, begin: int, width: int) -> Tensor:
-        """[B, W] the best candidates from ``begin`` on, in the order of the pool."""
+        """[B, W] the best candidates from ``begin`` on, in pool order."""
         count = min(width, self.tokens.shape[1] - begin)
         return self.chances[:, begin:].topk(count, -1).indices.sort(-1).values + begin
 
     def expand(self, places: Tensor, source: ChildSource) -> None:
-        """Let the source go on below the candidates at ``places`` [B, W]."""
+        """Expand the candidates at ``places`` [B, W]."""
         first, count = source.num_expanded, places.shape[1]
         above = self.numbers.gather(1, self.parents.gather(1, places))
         source.expand(self.tokens.gather(1, places), above)
@@ -87,7 +96,8 @@ class Pool:
     def best_tree(self, plan: Plan, *, runs_out: bool = False) -> tuple[TokenTree, Tensor]:
         """The best candidates within every row's plan, and [B, N] their places in the pool.
 
-        ``runs_out``: candidates of no chance at all stand for none and are left out."""
+        ``runs_out``: candidates with probability 0 are placeholders and are left out.
+        """
         device = self.tokens.device
         depths = torch.tensor(self.depths, device=device)
         left_out = depths > torch.tensor(plan.max_depth, device=device)[:, None]

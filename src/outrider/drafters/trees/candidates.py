@@ -28,12 +28,12 @@ from outrider.core.rng import Purpose
 from outrider.core.sampling import Law
 
 _OUTSIDE = 1e4
-"""How far below every candidate of the draft's law those outside it stand (they are better than a place left empty)."""
+"""Offset of tokens outside the draft's law: they rank below all others, but above an empty place."""
 
 
 def coupled_scores(law: Law, context: Context, *, depth: int) -> Tensor:
-    """[B, M, V] T (log q + g) up to a constant, the order in which coupled candidates of nodes at ``depth`` come; where the
-    temperature is 0, the logits."""
+    """[B, M, V] T (log q + g) up to a constant, which ranks coupled candidates of nodes at ``depth``. At temperature 0,
+    the logits."""
     if context.sampler.all_greedy:
         return law.adjusted
     temperature = _temperatures(context, law.adjusted)
@@ -45,7 +45,7 @@ def coupled_scores(law: Law, context: Context, *, depth: int) -> Tensor:
 
 
 def plain_scores(law: Law, context: Context) -> Tensor:
-    """[B, M, V] log q up to a constant, tokens outside its support last; where the temperature is 0, the logits."""
+    """[B, M, V] log q up to a constant, with tokens outside its support last. At temperature 0, the logits."""
     if context.sampler.all_greedy:
         return law.adjusted
     inside = torch.where(law.logits > -torch.inf, law.logits, law.adjusted - _OUTSIDE)
@@ -53,15 +53,15 @@ def plain_scores(law: Law, context: Context) -> Tensor:
 
 
 def sampled_scores(law: Law, context: Context, *, lanes: Tensor) -> Tensor:
-    """[B, M, V] log q + the draft's own noise of ``lanes`` [M]: the top-k are k draws without replacement, in draw order.
-    Tokens outside the support are -inf."""
+    """[B, M, V] log q + the draft's noise of ``lanes`` [M]. The top-k are k draws without replacement, in order. Tokens
+    outside the support are -inf."""
     num_rows, _, vocab_size = law.adjusted.shape
     scores = law.logits + context.noise.gumbel(Purpose.DRAFT, lanes.expand(num_rows, -1), vocab_size)
     return torch.where(_temperatures(context, law.adjusted) > 0, scores, law.adjusted)
 
 
 def independent(law: Law, context: Context, *, count: int, lanes: Tensor) -> Tensor:
-    """[B, M, count] independent draws from q on the lanes from ``lanes`` [M] on; the top tokens where temperature is 0."""
+    """[B, M, count] independent draws from q, on lanes starting at ``lanes`` [M]. At temperature 0, the top tokens."""
     num_rows = len(law.adjusted)
     drawn = torch.stack([law.draw((lanes + rank).expand(num_rows, -1)) for rank in range(count)], -1)
     best = law.adjusted.topk(count, -1).indices
@@ -74,18 +74,19 @@ class Drawing:
 
     draws: Draws
     perturb: bool = True
-    """Deterministic children: the top-k of log q + g, not of q. For the coupled rule; ``delta`` wants the top-k of q."""
+    """Rank deterministic children by log q + g instead of q. Right for the coupled rule; turn off for ``delta``."""
 
     def scores(self, law: Law, context: Context, *, depth: int, lanes: Tensor) -> Tensor:
-        """[B, M, V] the order of the children of nodes at ``depth``."""
+        """[B, M, V] scores that rank the children of nodes at ``depth``."""
         if self.draws is not Draws.DETERMINISTIC:
             return sampled_scores(law, context, lanes=lanes)
         return coupled_scores(law, context, depth=depth) if self.perturb else plain_scores(law, context)
 
     def children(self, law: Law, context: Context, *, count: int, depth: int, lanes: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, M, count] tokens in order, and the scores that order them: -inf where an exhausted law has no more draws.
+        """[B, M, count] tokens in order, and their scores: -inf where a law has no more tokens to draw.
 
-        Node m draws on the lanes ``lanes[m]`` to ``lanes[m] + count``."""
+        Node m uses the lanes ``lanes[m]`` to ``lanes[m] + count``.
+        """
         count = min(count, law.adjusted.shape[-1])
         if self.draws is Draws.IID:
             drawn = independent(law, context, count=count, lanes=lanes)

@@ -19,7 +19,7 @@ from outrider.core.sampling import Law
 from outrider.core.tree import TokenTree
 
 LogitsAfter = Callable[[Tensor, Sequence[int]], Tensor]
-"""[B, 1, V] logits after the chain [B, N] (the root alone at first), given how many guesses each row is to have."""
+"""[B, 1, V] logits after the chain [B, N] (at first the root alone), given the planned length of each row."""
 
 
 def grow_chain(
@@ -51,13 +51,13 @@ def _guess(law: Law, depth: int, draws: Draws) -> Tensor:
 
 
 def _laws_of(laws: Sequence[Law]) -> Tensor:
-    """[B, N, V] the law at every node that has a guess; the last node has none."""
+    """[B, N, V] the law at every node with a guess; the last node has none."""
     q = torch.cat([law.probs for law in laws], 1)
     return torch.cat([q, torch.zeros_like(q[:, :1])], 1)
 
 
 def _ended(depths: Sequence[int], num_drawn: int, goes_on: Sequence[bool] | None) -> list[int]:
-    """Planned depths, cut to what was drawn already in the rows that do not go on."""
+    """Planned depths, cut to the drawn guesses in the rows that end."""
     if goes_on is None:
         return list(depths)
     return [depth if more else min(depth, num_drawn) for depth, more in zip(depths, goes_on, strict=True)]

@@ -22,21 +22,21 @@ from outrider.drafters.trees.options import BestFirstOptions
 
 
 class Children(NamedTuple):
-    """Candidates below M nodes, the first to be proposed first."""
+    """Candidates below M nodes, the first to propose first."""
 
     tokens: Tensor
     """[B, M, K]"""
     scores: Tensor
-    """[B, M, K] what each is worth; -inf where there is nothing to propose."""
+    """[B, M, K] the value of each; -inf where there is no candidate."""
 
 
 class ChildSource(ABC):
-    """Answers for one level of a tree after the other."""
+    """Provides children for one level of a tree after the other."""
 
     context: Context
     draws: Draws = Draws.DETERMINISTIC
     runs_out: bool = False
-    """A node may have fewer children than it is asked for; they are then left out of the tree."""
+    """Whether a node may have fewer children than asked for. The missing ones are left out of the tree."""
 
     @property
     @abstractmethod
@@ -45,16 +45,16 @@ class ChildSource(ABC):
 
     @abstractmethod
     def children(self, count: int, *, depth: int, lanes: Tensor | None = None) -> Children:
-        """At most ``count`` children of each of the M nodes expanded last, which stand at ``depth``. Sampled children of node m
-        draw on the random numbers from ``lanes[m]`` on."""
+        """At most ``count`` children of each of the M nodes expanded last, which are at ``depth``. Sampled children of
+        node m use random numbers from ``lanes[m]`` on."""
 
     @abstractmethod
     def expand(self, tokens: Tensor, parents: Tensor) -> None:
-        """Go on below M new nodes [B, M]; ``parents`` are numbers of expanded nodes."""
+        """Expand M new nodes [B, M]; ``parents`` are numbers of expanded nodes."""
 
     def q(self, level_nodes: Sequence[Sequence[int]], num_nodes: int) -> Tensor | None:
-        """[B, N, ...] the laws that sampled children were drawn from: ``level_nodes`` are the tree's nodes that were asked
-        about, level by level. None for chosen children."""
+        """[B, N, ...] the laws of sampled children. ``level_nodes`` are the tree's expanded nodes, level by level. None
+        for chosen children."""
         del level_nodes, num_nodes
         return None
 
@@ -120,7 +120,8 @@ class LikelyChildren(ChildSource):
 
 
 def chances_of(law: Law, context: Context, *, options: BestFirstOptions, depth: int) -> Tensor:
-    """[B, M, V] log-probability that each token is the target's choice after nodes at ``depth``, as the draft sees it."""
+    """[B, M, V] the draft's estimate of the log-probability that each token is the target's choice after nodes at
+    ``depth``."""
     coupled = options.perturb or context.sampler.all_greedy
     scores = coupled_scores(law, context, depth=depth) if coupled else plain_scores(law, context)
     return log_chances(scores, options.tau if coupled else 1.0)

@@ -27,11 +27,11 @@ class LevelGrowth(ABC):
         self.parents = torch.full_like(self.tokens, -1)
         """[B, N] numbers of their parents, -1 for the root."""
         self.is_chain = True
-        """Every level so far has one node, below the one before it."""
+        """Whether every level so far has one node."""
 
     @property
     def num_expanded(self) -> int:
-        """Nodes so far, the root included."""
+        """Number of expanded nodes, the root included."""
         return self.tokens.shape[1]
 
     def root(self) -> Law:
@@ -47,7 +47,7 @@ class LevelGrowth(ABC):
         return self._law(start)
 
     def forest(self) -> TokenTree:
-        """The expanded nodes without the root: several of them have no parent."""
+        """The expanded nodes without the root, so several have no parent."""
         return self._tree(self.tokens[:, 1:], self.parents[:, 1:] - 1)
 
     @abstractmethod
@@ -65,9 +65,9 @@ class LevelGrowth(ABC):
 
 
 def kept_part(tokens: Tensor, parents: Tensor, kept: Tensor) -> tuple[TokenTree, Tensor]:
-    """The nodes of [B, N] trees for which ``kept`` holds, in the same order, and [B, N'] where each one stood before.
+    """The ``kept`` nodes of [B, N] trees in the same order, and [B, N'] their former indices.
 
-    The root is kept and so is the parent of every kept node.
+    The root and the parent of every kept node must be kept.
     """
     sizes: list[int] = kept.sum(1).tolist()
     num_nodes = max(sizes)

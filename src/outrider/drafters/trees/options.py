@@ -13,12 +13,12 @@ class DraftTreeOptions:
     """The shape. The policy's ``num_draft_tokens`` (depth) and ``num_tree_nodes`` can only cut it."""
 
     branching: tuple[int, ...] | str = (4, 2, 2, 1, 1)
-    """Children of every node, level by level; "4,2,2,1,1" on the command line."""
+    """Number of children at each level; "4,2,2,1,1" on the command line."""
     rank_paths: tuple[RankPath, ...] | None = None
-    """Any other shape: rank paths such as ((0,), (1,), (0, 0)); overrides ``branching``."""
+    """Any other shape, as rank paths such as ((0,), (1,), (0, 0)). Overrides ``branching``."""
 
     perturb: bool = True
-    """Rank chosen candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    """Rank candidates with the target's noise, as the coupled rule chooses. Turn off for rule ``delta``."""
 
     @property
     def tree(self) -> TreeShape:
@@ -41,16 +41,17 @@ def _widths(branching: tuple[int, ...] | str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BestFirstOptions:
-    """How much is looked at. The size of the tree is the policy's (``num_draft_tokens`` deep, ``num_tree_nodes``)."""
+    """Width of the search. The policy sets the size of the tree (``num_draft_tokens`` deep, ``num_tree_nodes``)."""
 
     width: int = 4
     """Nodes expanded per level, in one pass of the draft model."""
     num_children: int = 4
-    """Candidates looked at below each of them."""
+    """Candidates considered below each of them."""
     tau: float = 0.9
-    """How far the draft's logits are from the target's: small is sure of itself. Only the shape depends on it."""
+    """Assumed distance between the draft's and the target's logits; smaller means more confident. Only the shape depends
+    on it."""
     perturb: bool = True
-    """Rank candidates with the target's noise, as the coupled rule chooses; turn off for rule ``delta``."""
+    """Rank candidates with the target's noise, as the coupled rule chooses. Turn off for rule ``delta``."""
 
     def __post_init__(self) -> None:
         for name in ("width", "num_children"):

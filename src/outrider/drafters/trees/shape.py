@@ -29,7 +29,7 @@ class TreeShape:
 
     @staticmethod
     def of_paths(paths: Iterable[Sequence[int]]) -> TreeShape:
-        """The shape of rank paths in any order, the root's not needed."""
+        """The shape of rank paths in any order. The root's may be left out."""
         given = {tuple(path) for path in paths} | {()}
         for path in given:
             missing = path and (path[:-1] not in given or (path[-1] > 0 and (*path[:-1], path[-1] - 1) not in given))
@@ -47,8 +47,10 @@ class TreeShape:
 
     @staticmethod
     def spine(max_depth: int, num_children: int, num_followed: int) -> TreeShape:
-        """At most one guess of a path is not the likeliest: the likeliest path has ``num_children`` at every step, and the
-        first ``num_followed`` of them are continued by likeliest guesses. (The kind of tree of Falcon, arXiv 2412.12639.)"""
+        """A tree whose paths deviate at most once from the likeliest guess. The likeliest path has ``num_children`` at
+        every step; the first ``num_followed`` of them are continued by likeliest guesses. (The kind of tree of Falcon,
+        arXiv 2412.12639.)
+        """
         ends = [(*(0,) * depth, rank) for depth in range(max_depth) for rank in range(num_children)]
         followed = [(path, max_depth - len(path)) for path in ends if 0 < path[-1] < num_followed]
         return TreeShape.of_paths([*ends, *((*path, *(0,) * more) for path, room in followed for more in range(1, room + 1))])
@@ -56,8 +58,8 @@ class TreeShape:
     @staticmethod
     @lru_cache(maxsize=256)
     def of_acceptance(by_rank: tuple[float, ...], num_nodes: int, max_depth: int) -> TreeShape:
-        """The ``num_nodes`` rank paths that are accepted most often, if a candidate of rank r is right with probability
-        ``by_rank[r]``, whatever came before; the probabilities must fall. A smaller tree is part of a larger one."""
+        """The ``num_nodes`` rank paths accepted most often if a candidate of rank r is right with probability
+        ``by_rank[r]``, whatever came before. The probabilities must fall. A smaller tree is part of a larger one."""
         ranks = [(rank, chance, None) for rank, chance in enumerate(by_rank)]
         trie = best_first(Trie(0), None, lambda _: ranks, limits=Limits(max_depth, num_nodes))
         paths: list[RankPath] = [()]
@@ -73,7 +75,7 @@ class TreeShape:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Which of its parent's candidates each node is; 0 for the root."""
+        """Rank of each node among its parent's candidates; 0 for the root."""
         return tuple(path[-1] if path else 0 for path in self.paths)
 
     @cached_property
@@ -92,7 +94,7 @@ class TreeShape:
 
     @cached_property
     def lanes(self) -> dict[RankPath, int]:
-        """A range of random numbers for the children of each node, the same in every smaller tree."""
+        """First random-number lane of each node's children, the same in every smaller tree."""
         return {path: node * max(self.widths) for node, path in enumerate(self.paths)}
 
     @property
@@ -101,7 +103,7 @@ class TreeShape:
 
     @property
     def num_nodes(self) -> int:
-        """Guesses: the root is not counted."""
+        """Number of guesses, the root not counted."""
         return len(self.paths) - 1
 
     @property
@@ -109,7 +111,7 @@ class TreeShape:
         return self.max_depth == self.num_nodes
 
     def within(self, max_nodes: int, max_depth: int) -> TreeShape:
-        """The cheapest part of at most so many guesses."""
+        """The cheapest part with at most this many guesses."""
         if max_nodes >= self.num_nodes and max_depth >= self.max_depth:
             return self
         return _within(self, max_nodes, max_depth)
@@ -123,7 +125,7 @@ def _within(shape: TreeShape, max_nodes: int, max_depth: int) -> TreeShape:
 
 
 def union(shapes: Sequence[TreeShape]) -> tuple[TreeShape, list[list[bool]] | None]:
-    """One shape that holds all of them, and which of its nodes each one has (None: all have all)."""
+    """One shape that contains all of them, and which of its nodes each has (None: all have all)."""
     if len(set(shapes)) == 1:
         return shapes[0], None
     whole = TreeShape.of_paths({path for shape in shapes for path in shape.paths})

@@ -33,9 +33,10 @@ def cut(tree: TreeShape, plan: Plan) -> list[TreeShape]:
 def grow_shapes(
     source: ChildSource, shapes: Sequence[TreeShape], *, lanes: Mapping[RankPath, int] | None = None
 ) -> tuple[Draft, Tensor]:
-    """A tree of each row's own shape, and [B, N] its nodes' numbers among the expanded ones, 0 where they were not.
+    """A tree of each row's shape, and [B, N] its nodes' numbers among the expanded ones; 0 for unexpanded nodes.
 
-    ``lanes`` are the random numbers of the children of each node, for sources that sample."""
+    ``lanes`` are the random numbers of each node's children, for sources that sample.
+    """
     whole, wanted = union(shapes)
     levels = _Levels(source, whole, lanes)
     while levels.depth < whole.max_depth:
@@ -44,7 +45,7 @@ def grow_shapes(
 
 
 class _Levels:
-    """A tree of one shape while it grows."""
+    """A growing tree of one shape."""
 
     def __init__(self, source: ChildSource, shape: TreeShape, lanes: Mapping[RankPath, int] | None) -> None:
         self.source, self.shape, self.lanes = source, shape, lanes
@@ -52,14 +53,14 @@ class _Levels:
         self.tokens = torch.tensor(source.context.roots, device=source.context.device)[:, None]
         self.possible = torch.ones_like(self.tokens, dtype=torch.bool)
         self.inner: list[int] = [0]
-        """Nodes of the last level that have children: those the source answers for."""
+        """Nodes of the last level that have children; the source provides these."""
         self.asked: list[list[int]] = []
-        """The same of all levels."""
+        """Nodes with children, for every level."""
         self.number = [0] * len(shape.paths)
         """Number of each node among the expanded ones."""
 
     def add(self) -> None:
-        """The next level: choose its tokens, and expand those that have children."""
+        """Add the next level: choose its tokens, and expand the nodes that have children."""
         shape, place = self.shape, {node: index for index, node in enumerate(self.inner)}
         level = shape.levels[self.depth + 1]
         found = self.source.children(
@@ -77,7 +78,7 @@ class _Levels:
             self._expand(chosen[:, [node - level[0] for node in self.inner]])
 
     def draft(self, wanted: Tensor | None) -> tuple[Draft, Tensor]:
-        """The tree of the wanted nodes that there is something to propose for, with their laws, and its nodes' numbers."""
+        """The tree of the wanted nodes that have a candidate, with their laws and their numbers."""
         tokens, draws = self.tokens, self.source.draws
         parents = torch.tensor(self.shape.parents, device=tokens.device).expand_as(tokens)
         number = torch.tensor(self.number, device=tokens.device).expand_as(tokens)
@@ -102,6 +103,6 @@ class _Levels:
 
 
 def _rows_of(q: Tensor, origin: Tensor) -> Tensor:
-    """[B, N', ...] the laws [B, N, ...] of the nodes that stood at ``origin`` [B, N']."""
+    """[B, N', ...] the laws at the former indices ``origin`` [B, N'], from [B, N, ...]."""
     index = origin.view(*origin.shape, *[1] * (q.dim() - 2))
     return q.gather(1, index.expand(-1, -1, *q.shape[2:]))

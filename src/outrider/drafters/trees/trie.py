@@ -26,26 +26,26 @@ Row = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Limits:
-    """How far guesses may go."""
+    """Limits of the guesses."""
 
     max_depth: int
     max_nodes: int
     min_prob: float = 0.0
-    """Guesses whose path is less likely than this are not made."""
+    """Least probability of a guess's path."""
 
     def within(self, budget: int) -> Limits:
-        """The same for at most ``budget`` nodes."""
+        """These limits, with at most ``budget`` nodes."""
         return Limits(self.max_depth, min(self.max_nodes, budget), self.min_prob)
 
 
 @final
 class Trie:
-    """One row's tree while it grows. Node 0 is the root; a parent stands before its children."""
+    """One row's growing tree. Node 0 is the root; a parent precedes its children."""
 
     def __init__(self, root: int) -> None:
         self.tokens, self.parents, self.depths = [root], [-1], [0]
         self.chances = [1.0]
-        """How likely the text is to pass through each node, where that is known."""
+        """Probability that the text passes through each node, where known."""
         self._child: dict[tuple[int, int], int] = {}
 
     @property
@@ -54,11 +54,11 @@ class Trie:
 
     @property
     def score(self) -> float:
-        """Guesses that are expected to be accepted."""
+        """Expected number of accepted guesses."""
         return sum(self.chances[1:])
 
     def add(self, token: int, parent: int, chance: float = 0.0) -> int:
-        """The node of ``token`` below ``parent``; of two chances that it was given, the larger counts."""
+        """The node of ``token`` below ``parent``, added if missing. Of two probabilities, the larger one counts."""
         node = self._child.setdefault((parent, token), len(self.tokens))
         if node < len(self.tokens):
             self.chances[node] = max(self.chances[node], chance)
@@ -79,7 +79,7 @@ class Trie:
         return nodes
 
     def add_path(self, path: Sequence[int], limits: Limits) -> list[int]:
-        """Nodes of as much of the path as fits into the limits."""
+        """Add as much of the path as the limits allow; returns its nodes."""
         nodes: list[int] = self.find(path[: limits.max_depth])
         for token in path[len(nodes) : limits.max_depth]:
             if self.num_guesses >= limits.max_nodes:
@@ -88,7 +88,7 @@ class Trie:
         return nodes
 
     def find(self, path: Sequence[int]) -> list[int]:
-        """Nodes of the longest beginning of the path that is here."""
+        """Nodes of the longest prefix of the path that is in the trie."""
         node, nodes = 0, list[int]()
         for token in path:
             child = self._child.get((node, token))
@@ -99,17 +99,18 @@ class Trie:
         return nodes
 
     def fits(self, path: Sequence[int], limits: Limits) -> bool:
-        """The whole path can be added."""
+        """Whether the whole path can be added."""
         num_new = len(path) - len(self.find(path))
         return len(path) <= limits.max_depth and self.num_guesses + num_new <= limits.max_nodes
 
     def likeliest(self, limits: Limits) -> list[int]:
-        """The guesses with the largest chances; the shallower, then the older, of equals. Parents are at least as likely."""
+        """The likeliest guesses. Among equals, the shallower, then the older one comes first. Parents are at least as
+        likely."""
         found = (node for node in range(1, len(self.tokens)) if self.depths[node] <= limits.max_depth)
         return sorted(found, key=lambda node: (-self.chances[node], self.depths[node], node))[: limits.max_nodes]
 
     def breadth_first(self, kept: Iterable[int] | None = None) -> list[int]:
-        """The root and the guesses that are ``kept`` (all by default) level by level; siblings in the order they came."""
+        """The root and the ``kept`` guesses (default: all) level by level. Siblings are in order of insertion."""
         below: list[list[int]] = [[] for _ in self.tokens]
         for node in range(1, len(self.tokens)) if kept is None else sorted(kept):
             below[self.parents[node]].append(node)
@@ -126,7 +127,7 @@ class Trie:
 
 
 def follow(trie: Trie, place: Place, continuations: Callable[[Place], Continuations[Place]], *, limits: Limits) -> Trie:
-    """Adds the chain of best continuations of the root; returns the trie."""
+    """Add the chain of best continuations below the root; returns the trie."""
     node, prob = 0, 1.0
     for _ in range(min(limits.max_depth, limits.max_nodes)):
         found = continuations(place)
@@ -141,7 +142,7 @@ def follow(trie: Trie, place: Place, continuations: Callable[[Place], Continuati
 
 
 def best_first(trie: Trie, place: Place, continuations: Callable[[Place], Continuations[Place]], *, limits: Limits) -> Trie:
-    """Adds the ``max_nodes`` most probable paths below the root, the most probable first; returns the trie."""
+    """Add the ``max_nodes`` most probable paths below the root; returns the trie."""
     if limits.max_nodes < 1 or limits.max_depth < 1:
         return trie
     # (-probability, order of discovery, parent, depth, token, place): the order keeps places from being compared.

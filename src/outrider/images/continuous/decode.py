@@ -1,42 +1,31 @@
-"""Speculative decoding of continuous tokens: a draft model writes a window of tokens, the target judges all of them at once.
+"""Speculative decoding of continuous tokens (CSpD), round by round, for a batch of images that each keep their own pace.
 
-    repeat:  draft g tokens with the small model, one after the other, and keep their paths
-             one pass of the target's causal model over them gives every token's condition
-             a rule judges every path;  tokens before the first rejected one stay, the rejected one is the rule's own
-             where all stay, one more token comes from the target
+    plan -> propose -> score -> walk -> commit
+
+``PathEngine.step`` is that sentence, as ``Engine.step`` is for ids. It has a loop of its own because a token here is a vector
+and a law is a denoiser: trees, laws, verdicts and requests of the engine hold ids and logits (record 0088).
 
 The first tokens may be the target's alone (``prefill``): the paper found the draft worst there.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from outrider.core.errors import OptionError
-from outrider.images.continuous.paths import Chain, Paths, Schedule, denoised, fresh_noise
-from outrider.images.continuous.rules import Judged, PathRule
-
-
-class ContinuousModel(ABC):
-    """A causal model over continuous tokens with a diffusion head."""
-
-    schedule: Schedule
-    num_tokens: int
-    """L: tokens of one image."""
-    dim: int
-
-    @abstractmethod
-    def conditions(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """[B, N + 1, H] the condition of every next token after the prefixes of [B, N, D]."""
-
-    @abstractmethod
-    def chain(self, conditions: Tensor) -> Chain:
-        """The denoiser of M tokens with conditions [M, H]."""
+from outrider.core.errors import OptionError, RequestError
+from outrider.core.interfaces import Cache
+from outrider.core.plan import Plan
+from outrider.core.request import Origin, Stats
+from outrider.images.continuous.drafting import NoGuesses, PathDraftModel
+from outrider.images.continuous.interfaces import ContinuousTarget, PathContext, PathDraft, PathDrafter, PathLaw, PathVerdict
+from outrider.images.continuous.paths import denoised, fresh_noise
+from outrider.images.continuous.rules import JointPath, PathRule
 
 
 @final
@@ -54,145 +43,170 @@ class ContinuousSettings:
             values = f"window = {self.window}, prefill = {self.prefill}"
             raise OptionError(f"{values} is not valid; use a window from 1 on and a share from 0 to 1")
 
+    def plan(self, written: Sequence[int], num_tokens: int) -> Plan:
+        """The next chains of rows with so many tokens, cut to the room left (one token is always free)."""
+        alone = round(self.prefill * num_tokens)
+        depth = tuple(self.window if count >= alone else 0 for count in written)
+        return Plan(depth, depth).clipped([num_tokens - count - 1 for count in written])
+
+
+@dataclass(eq=False)
+class ImageState:
+    """One image: how far it is, and what it cost."""
+
+    label: int
+    origins: list[Origin] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    """The pass that each token came from, counted from 0."""
+    num_paths: int = 0
+    """Target paths that were run one step after the other."""
+    stats: Stats = field(default_factory=Stats)
+
+
+@dataclass(eq=False)
+class PathBatch:
+    """Images that share target passes, with everything that evolves."""
+
+    rows: list[ImageState]
+    labels: Tensor
+    tokens: Tensor
+    """[B, L + 1, D] the class's place, then tokens."""
+    cache: Cache
+    drafter_state: Cache | None
+    chance: torch.Generator
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed places of each row; the cache holds all but the last."""
+        return [1 + len(row.rounds) for row in self.rows]
+
+    def narrow(self, kept: Sequence[int]) -> PathBatch:
+        """The named rows; this batch is not used again."""
+        state = None if self.drafter_state is None else self.drafter_state.narrow(kept)
+        index, rows = torch.tensor(list(kept), dtype=torch.int64), [self.rows[row] for row in kept]
+        return PathBatch(rows, self.labels[index], self.tokens[index], self.cache.narrow(kept), state, self.chance)
+
+
+class PathRound(NamedTuple):
+    """What happened in a round."""
+
+    draft: PathDraft
+    verdict: PathVerdict
+    draft_seconds: float
+    score_seconds: float
+
+
+@final
+class PathEngine:
+    """A target, a drafter and a rule. Stateless between calls: what evolves is in the ``PathBatch``."""
+
+    def __init__(self, target: ContinuousTarget, drafter: PathDrafter, rule: PathRule, settings: ContinuousSettings) -> None:
+        self.target, self.drafter, self.rule, self.settings = target, drafter, rule, settings
+
+    def start(self, labels: Tensor, chance: torch.Generator) -> PathBatch:
+        """Images of which nothing is written: the class is the root of the first chain."""
+        target, count = self.target, len(labels)
+        bad = next((label for label in labels.tolist() if not 0 <= label < target.num_classes), None)
+        if bad is not None:
+            raise RequestError(f"class {bad} does not exist; this model has the classes 0 to {target.num_classes - 1}")
+        tokens = torch.zeros(count, target.num_tokens + 1, target.dim, dtype=target.dtype)
+        rows = [ImageState(label) for label in labels.tolist()]
+        return PathBatch(rows, labels, tokens, target.new_cache(count), self.drafter.start(count), chance)
+
+    @torch.no_grad()
+    def step(self, batch: PathBatch) -> PathRound:
+        """Run one round. No row may be finished."""
+        began = time.perf_counter()
+        plan = self.settings.plan([len(row.rounds) for row in batch.rows], self.target.num_tokens)
+        context = PathContext(batch.tokens, batch.lengths, batch.labels, batch.chance)
+        draft = self.drafter.asked(batch.drafter_state, context, plan)
+        drafted = time.perf_counter()
+        law = PathLaw(self.target, self.target.score(draft.nodes, batch.labels, batch.cache))
+        scored = time.perf_counter()
+        verdict = self.rule.walk(draft, law, batch.chance)
+        batch.cache.commit([range(count + 1) for count in verdict.num_accepted.tolist()])
+        _emit(batch, draft, verdict)
+        self.drafter.observe(batch.drafter_state, batch.lengths)
+        done = PathRound(draft, verdict, drafted - began, scored - drafted)
+        _count(batch, done, time.perf_counter() - began)
+        return done
+
+
+def _emit(batch: PathBatch, draft: PathDraft, verdict: PathVerdict) -> None:
+    """Write the accepted guesses of every row and the token behind them."""
+    rejected = verdict.rejected.tolist()
+    for b, (row, count) in enumerate(zip(batch.rows, verdict.num_accepted.tolist(), strict=True)):
+        begin = 1 + len(row.rounds)
+        batch.tokens[b, begin : begin + count] = draft.nodes[b, 1 : count + 1]
+        batch.tokens[b, begin + count] = verdict.next_token[b]
+        row.origins += [Origin.ACCEPTED] * count + [Origin.RECOVERED if rejected[b] else Origin.BONUS]
+        row.rounds += [row.stats.num_passes] * (count + 1)
+
+
+def _count(batch: PathBatch, done: PathRound, seconds: float) -> None:
+    """Add a round to the statistics of its rows."""
+    verdict = done.verdict
+    found = (verdict.num_accepted.tolist(), verdict.rejected.tolist(), verdict.num_paths.tolist(), done.draft.depth)
+    for row, accepted, rejected, paths, depth in zip(batch.rows, *found, strict=True):
+        row.num_paths += paths
+        stats = row.stats
+        stats.num_passes += 1
+        stats.num_drafted += depth
+        stats.num_accepted += accepted
+        stats.num_tested += accepted + rejected
+        stats.num_tokens += accepted + 1
+        stats.draft_seconds += done.draft_seconds
+        stats.score_seconds += done.score_seconds
+        stats.seconds += seconds
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class Written:
-    """Images of continuous tokens, and what they cost."""
+    """Images of continuous tokens, and what each cost."""
 
     tokens: Tensor
     """[B, L, D]"""
-    num_passes: Tensor
-    """[B] passes of the target's causal model."""
-    num_kept: Tensor
-    """[B]"""
-    num_judged: Tensor
-    """[B] drafted tokens up to the first rejected one of each round."""
-    num_paths: Tensor
-    """[B] target paths that were run, residual ones included."""
+    rows: list[ImageState]
+
+
+@final
+class PathWriter:
+    """Writes images with a rule; plain decoding without a draft."""
+
+    def __init__(
+        self,
+        target: ContinuousTarget,
+        draft: ContinuousTarget | None = None,
+        rule: PathRule | None = None,
+        settings: ContinuousSettings | None = None,
+    ) -> None:
+        sizes = [(one.schedule, one.dim, one.num_tokens) for one in (target, draft) if one is not None]
+        if len(set(sizes)) > 1:
+            raise OptionError("target and draft differ in schedule or size of tokens; train both with one recipe")
+        drafter = NoGuesses() if draft is None else PathDraftModel(draft)
+        self.engine = PathEngine(target, drafter, rule or JointPath(), settings or ContinuousSettings())
+
+    def write(self, labels: Tensor, chance: torch.Generator) -> Written:
+        """An image of each label. Rows that are written leave the batch."""
+        batch = self.engine.start(labels, chance)
+        end, rows, places = self.engine.target.num_tokens, batch.rows, list(range(len(labels)))
+        tokens = torch.zeros(len(labels), end, self.engine.target.dim, dtype=batch.tokens.dtype)
+        while places:
+            self.engine.step(batch)
+            kept = [b for b, row in enumerate(batch.rows) if len(row.rounds) < end]
+            if len(kept) < len(places):
+                tokens[places] = batch.tokens[:, 1:]  # rows that go on are written again at their end
+                places = [places[b] for b in kept]
+                batch = batch.narrow(kept) if kept else batch
+        return Written(tokens, rows)
 
 
 @torch.no_grad()
-def write_plain(model: ContinuousModel, labels: Tensor, chance: torch.Generator) -> Tensor:
-    """[B, L, D] token after token from one model."""
-    tokens = torch.zeros(len(labels), 0, model.dim)
+def write_plain(model: ContinuousTarget, labels: Tensor, chance: torch.Generator) -> Tensor:
+    """[B, L, D] token after token from one model, the whole prefix read anew for each: the oracle of ``PathEngine``."""
+    tokens = torch.zeros(len(labels), 0, model.dim, dtype=model.dtype)
     for _ in range(model.num_tokens):
         chain = model.chain(model.conditions(tokens, labels)[:, -1])
         tokens = torch.cat([tokens, denoised(chain, fresh_noise(chain, chance)).tokens[:, None]], 1)
     return tokens
-
-
-@final
-class Writer:
-    """Writes B images at once, each at its own pace."""
-
-    def __init__(
-        self,
-        target: ContinuousModel,
-        draft: ContinuousModel,
-        rule: PathRule,
-        settings: ContinuousSettings | None = None,
-    ) -> None:
-        if target.schedule != draft.schedule or (target.dim, target.num_tokens) != (draft.dim, draft.num_tokens):
-            raise OptionError("target and draft differ in schedule or size of tokens; train both with one recipe")
-        self.target, self.draft, self.rule = target, draft, rule
-        self.settings = settings or ContinuousSettings()
-
-    @torch.no_grad()
-    def write(self, labels: Tensor, chance: torch.Generator) -> Written:
-        state = _State(self.target, labels)
-        alone = round(self.settings.prefill * self.target.num_tokens)
-        while bool((state.lengths < self.target.num_tokens).any()):
-            self._round(state, chance, drafts=bool((state.lengths >= alone).all()))
-        end = self.target.num_tokens
-        return Written(state.tokens[:, :end], state.passes, state.kept, state.judged, state.paths)
-
-    def _round(self, state: _State, chance: torch.Generator, *, drafts: bool) -> None:
-        """Draft, one pass of the target, judge, and one token more for every row."""
-        window = self.settings.window if drafts else 0
-        drafted = [self._drafted(state, step, chance) for step in range(window)]
-        conditions = self.target.conditions(state.tokens[:, : state.reach(window)], state.labels)
-        judged = self._judged(state, conditions, drafted, chance) if window else None
-        kept = torch.zeros_like(state.lengths) if judged is None else judged.kept.cumprod(1).sum(1)
-        kept = torch.minimum(kept, state.room)
-        bonus = self.target.chain(_at(conditions, state.lengths + kept))
-        own = denoised(bonus, fresh_noise(bonus, chance)).tokens
-        if judged is not None:
-            rejected = judged.tokens[torch.arange(len(kept)), kept.clamp(max=window - 1)]
-            own = torch.where((kept < window)[:, None], rejected, own)
-        state.count(kept, window, None if judged is None else judged.num_paths)
-        state.put(state.lengths + kept, own)
-        state.lengths = (state.lengths + kept + 1).clamp(max=self.target.num_tokens)
-
-    def _drafted(self, state: _State, step: int, chance: torch.Generator) -> _Drafted:
-        """One more token of the draft behind every row, written where it would stand."""
-        place = state.lengths + step
-        conditions = _at(self.draft.conditions(state.tokens[:, : state.reach(step)], state.labels), place)
-        chain = self.draft.chain(conditions)
-        noise = fresh_noise(chain, chance)
-        found = _Drafted(conditions, noise, denoised(chain, noise).points)
-        state.put(place, found.points[0])
-        return found
-
-    def _judged(self, state: _State, wanted: Tensor, drafted: list[_Drafted], chance: torch.Generator) -> Judged:
-        """The verdict on a window: tokens [B, g, D], kept [B, g], paths [B, g]."""
-        window, count = len(drafted), len(state.lengths)
-        p = self.target.chain(torch.cat([_at(wanted, state.lengths + step) for step in range(window)]))
-        q = self.draft.chain(torch.cat([one.conditions for one in drafted]))
-        points, noise = torch.cat([one.points for one in drafted], 1), torch.cat([one.noise for one in drafted], 1)
-        found = self.rule.judge(Paths(points), noise, p=p, q=q, chance=chance)
-        tokens = found.tokens.view(window, count, -1).transpose(0, 1)
-        return Judged(tokens, found.kept.view(window, count).T.long(), found.num_paths.view(window, count).T)
-
-
-class _Drafted(NamedTuple):
-    """One drafted token of every row."""
-
-    conditions: Tensor
-    """[B, H]"""
-    noise: Tensor
-    """[T + 1, B, D]"""
-    points: Tensor
-    """[T + 1, B, D]"""
-
-
-class _State:
-    """Images that are being written."""
-
-    def __init__(self, model: ContinuousModel, labels: Tensor) -> None:
-        count = len(labels)
-        self.labels, self._end = labels, model.num_tokens
-        self.tokens = torch.zeros(count, model.num_tokens, model.dim)
-        self.lengths, self.passes, self.kept, self.judged, self.paths = (
-            torch.zeros(count, dtype=torch.int64) for _ in range(5)
-        )
-
-    @property
-    def room(self) -> Tensor:
-        """[B] tokens that are still to be written."""
-        return self._end - self.lengths
-
-    def reach(self, ahead: int) -> int:
-        """Tokens that have to be read for conditions ``ahead`` places behind the longest row."""
-        return min(int(self.lengths.max()) + ahead, self._end - 1)
-
-    def put(self, places: Tensor, tokens: Tensor) -> None:
-        """Write a token per row; places behind the image are dropped."""
-        rows = (places < self._end).nonzero()[:, 0]
-        self.tokens[rows, places[rows]] = tokens[rows]
-
-    def count(self, kept: Tensor, window: int, paths: Tensor | None) -> None:
-        """Add a round to the statistics of the rows that are still being written."""
-        running = self.room > 0
-        judged = torch.minimum(kept + 1, self.room.clamp(max=window))
-        self.passes += running
-        self.kept += kept * running
-        self.judged += judged * running
-        if paths is not None:
-            self.paths += (paths * (torch.arange(window) < judged[:, None])).sum(1) * running
-        self.paths += (kept == window) & (self.room > window)
-
-
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """[B, H] row ``places[b]`` of ``values[b]``; places behind the end read the last one."""
-    return values[torch.arange(len(values)), places.clamp(max=values.shape[1] - 1)]

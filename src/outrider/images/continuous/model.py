@@ -5,12 +5,17 @@ and the step, and learns to predict the noise of a token at a random step. Width
 that target and draft share them.
 
     z_i = transformer(class, x_1 .. x_{i-1})           loss = |noise - head(x_i noised at t, t, z_i)|^2
+
+``Network.conditions`` reads a whole prefix at once and keeps nothing: it is what training uses, and the oracle of tests.
+``Network.score`` reads what follows a cache, with the project's own key-value cache, and equals it to rounding.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -18,14 +23,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.cache.contiguous import ContiguousCache
+from outrider.cache.slots import LayeredCache
 from outrider.core.errors import ModelError
-from outrider.images.continuous.decode import ContinuousModel
+from outrider.core.interfaces import Cache
+from outrider.images.continuous.interfaces import ContinuousTarget
 from outrider.images.continuous.paths import Chain, Schedule
 from outrider.models.checkpoint import write_checkpoint
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
 KIND = "continuous-image"
+_SPARE = 16
+"""Slots of a cache behind the last token, for guesses of rows that are nearly written."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of queries over keys and values, each [B, heads, N, D]."""
+causal: Attend = partial(F.scaled_dot_product_attention, is_causal=True)
+"""Every node sees those before it and itself."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +66,9 @@ class _Block(nn.Module):
         self.qkv, self.out = nn.Linear(shape.width, 3 * shape.width), nn.Linear(shape.width, shape.width)
         self.up, self.down = nn.Linear(shape.width, 3 * shape.width), nn.Linear(3 * shape.width, shape.width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend = causal) -> Tensor:
         parts = self.qkv(self.first(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(*parts, is_causal=True)
+        seen = attend(*parts)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.second(x))))
 
@@ -94,6 +108,16 @@ class Network(nn.Module):
             x = block(x)
         return self.leave(x)
 
+    def score(self, nodes: Tensor, labels: Tensor, cache: LayeredCache) -> Tensor:
+        """[B, N, H] the condition after each node [B, N, D] of chains behind the committed ones. The first is the class."""
+        cache.reserve(nodes.shape[1])
+        places = torch.tensor(cache.lengths)[:, None] + torch.arange(nodes.shape[1])
+        x = torch.where((places == 0)[..., None], self.label(labels)[:, None], self.enter(nodes))
+        x = x + self.places[places.clamp(max=self.shape.num_tokens - 1)]
+        for layer, block in enumerate(self.blocks):
+            x = block(x, partial(_attend_cached, cache, layer, places))
+        return self.leave(x)
+
     def predicted_noise(self, x: Tensor, share: Tensor, conditions: Tensor) -> Tensor:
         """[M, D] the noise in points [M, D] whose signal's share of the variance is ``share`` [M]."""
         waves = (share.sqrt() * math.pi / 2)[:, None] * torch.arange(1, 17, device=x.device)
@@ -102,6 +126,13 @@ class Network(nn.Module):
         for block in self.head:
             hidden = block(hidden, condition)
         return self.noise(hidden)
+
+
+def _attend_cached(cache: LayeredCache, layer: int, places: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of nodes at ``places`` [B, N], whose keys go into the cache: each sees all slots up to its own."""
+    keys, values = cache.write(layer, keys, values)
+    seen = torch.arange(keys.shape[2]) <= places[..., None]
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen[:, None])
 
 
 def diffusion_loss(network: Network, tokens: Tensor, labels: Tensor, chance: torch.Generator, *, repeats: int = 4) -> Tensor:
@@ -120,10 +151,10 @@ class HeadChain(Chain):
 
     def __init__(self, network: Network, conditions: Tensor, schedule: Schedule) -> None:
         self.network, self.conditions, self.schedule = network, conditions, schedule
-        self.num_rows, self.dim = len(conditions), network.shape.dim
+        self.num_rows, self.dim, self.dtype = len(conditions), network.shape.dim, conditions.dtype
 
     def mean(self, x: Tensor, t: int) -> Tensor:
-        steps = torch.full((len(x),), t)
+        steps = torch.tensor([t])
         share = self.schedule.signal[steps]
         noise = self.network.predicted_noise(x, share.to(x.dtype), self.conditions)
         wide = share[:, None].to(x.dtype)
@@ -135,12 +166,22 @@ class HeadChain(Chain):
 
 
 @final
-class DiffusionModel(ContinuousModel):
+class DiffusionModel(ContinuousTarget):
     """A trained network with a schedule."""
 
     def __init__(self, network: Network, schedule: Schedule) -> None:
         self.network, self.schedule = network.eval().requires_grad_(False), schedule
-        self.num_tokens, self.dim = network.shape.num_tokens, network.shape.dim
+        self.num_tokens, self.dim, self.dtype = network.shape.num_tokens, network.shape.dim, network.places.dtype
+        self.num_classes = network.shape.num_classes
+
+    def new_cache(self, batch_size: int) -> ContiguousCache:
+        shape = self.network.shape
+        sizes = (batch_size, shape.num_heads, self.num_tokens + _SPARE, shape.width // shape.num_heads)
+        return ContiguousCache(torch.zeros(shape.num_layers, 2, *sizes, dtype=self.dtype), [0] * batch_size)
+
+    def score(self, nodes: Tensor, labels: Tensor, cache: Cache) -> Tensor:
+        assert isinstance(cache, LayeredCache), "made by new_cache"
+        return self.network.score(nodes, labels, cache)
 
     def conditions(self, tokens: Tensor, labels: Tensor) -> Tensor:
         return self.network.conditions(tokens, labels)

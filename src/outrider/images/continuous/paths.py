@@ -71,6 +71,7 @@ class Chain(ABC):
     schedule: Schedule
     num_rows: int
     dim: int
+    dtype: torch.dtype = torch.float32
 
     @abstractmethod
     def mean(self, x: Tensor, t: int) -> Tensor:
@@ -99,7 +100,8 @@ class Paths:
 
 def fresh_noise(chain: Chain, chance: torch.Generator) -> Tensor:
     """[T + 1, M, D] the numbers of M paths: entry T is the start, entry t - 1 the noise of step t."""
-    return torch.randn(chain.schedule.num_steps + 1, chain.num_rows, chain.dim, generator=chance)
+    shape = (chain.schedule.num_steps + 1, chain.num_rows, chain.dim)
+    return torch.randn(shape, generator=chance, dtype=chain.dtype)
 
 
 def denoised(chain: Chain, noise: Tensor) -> Paths:
@@ -110,6 +112,11 @@ def denoised(chain: Chain, noise: Tensor) -> Paths:
         x = chain.mean(x, t) + chain.width(t) * noise[t - 1]
         points.append(x)
     return Paths(torch.stack(points[::-1]))
+
+
+def own_log_density(noise: Tensor) -> Tensor:
+    """[M] the log-density of paths under the chain that made them of this noise: ``log_density`` without a pass."""
+    return -noise[:-1].double().square().sum((0, -1)) / 2
 
 
 def log_density(chain: Chain, paths: Paths) -> Tensor:

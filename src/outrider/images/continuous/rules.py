@@ -25,30 +25,84 @@ from torch import Tensor
 
 from outrider.core.catalog import Catalog
 from outrider.core.errors import OptionError
-from outrider.images.continuous.paths import Chain, Paths, denoised, fresh_noise, log_density
+from outrider.images.continuous.interfaces import PathDraft, PathLaw, PathVerdict
+from outrider.images.continuous.paths import Chain, Paths, denoised, fresh_noise, log_density, own_log_density
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """What a test says of M drafted tokens, each by itself."""
+
+    kept: Tensor
+    """[M]"""
+    own: Tensor | None = None
+    """[M, D] the target's tokens in place of those that are not kept; None where they are still to be drawn."""
+    num_paths: int = 1
+    """Target paths that the test ran for each token, one after the other. (Evaluating a path takes one pass.)"""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What became of M drafted tokens, each by itself."""
+    """M tokens, each by itself: the draft's where it was kept, else the target's."""
 
     tokens: Tensor
-    """[M, D] the draft's token where it was kept, else the target's."""
+    """[M, D]"""
     kept: Tensor
     """[M]"""
     num_paths: Tensor
-    """[M] target paths that were run one step after the other. (A path that is only evaluated takes one pass.)"""
+    """[M] target paths that were run one step after the other."""
 
 
 class PathRule(ABC):
-    """Judges drafted paths. All tokens are judged alike and independently; the caller keeps those before the first rejected."""
+    """Tests drafted paths and replaces rejected ones. ``walk`` is what a round calls; ``judge`` is for one token at a time."""
 
     lossless: ClassVar[bool]
 
     @abstractmethod
+    def test(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Tested:
+        """Test M paths at once, each by itself. ``drafted`` is what ``q`` made of ``noise``; both chains have M rows."""
+
+    def recover(self, tested: Tested, rows: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+        """[R, D] the target's tokens in place of rejected ones, and [R] the paths run for them; the chains have R rows."""
+        del p, q, chance
+        assert tested.own is not None, "a rule whose test draws no token has a recovery of its own"
+        return tested.own[rows], torch.zeros(len(rows), dtype=torch.int64)
+
+    @final
     def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
-        """``drafted`` is what ``q`` made of ``noise``; both chains have M rows."""
+        """Every token by itself, recovered wherever it is rejected."""
+        tested = self.test(drafted, noise, p=p, q=q, chance=chance)
+        tokens, paths = drafted.tokens.clone(), torch.full((p.num_rows,), tested.num_paths)
+        rows = (~tested.kept).nonzero()[:, 0]
+        found, more = self.recover(tested, rows, p=p.select(rows), q=q.select(rows), chance=chance)
+        tokens[rows], paths[rows] = found, paths[rows] + more
+        return Judged(tokens, tested.kept, paths)
+
+    @final
+    def walk(self, draft: PathDraft, law: PathLaw, chance: torch.Generator) -> PathVerdict:
+        """Accept every row's guesses up to the first rejected one, and replace that; a row without one gets a bonus token."""
+        count = len(draft.nodes)
+        accepted, paths = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
+        tokens = torch.zeros_like(draft.nodes[:, 0])
+        guesses = draft.guesses
+        if guesses is not None:
+            p, q = law.after(guesses.rows, guesses.depths), guesses.chain
+            tested = self.test(guesses.paths, guesses.noise, p=p, q=q, chance=chance)
+            kept = torch.zeros(draft.nodes.shape[:2], dtype=torch.int64)
+            kept[guesses.rows, guesses.depths] = tested.kept.long()
+            accepted = kept.cumprod(1).sum(1)
+            first = (guesses.depths == accepted[guesses.rows]).nonzero()[:, 0]
+            rows = guesses.rows[first]
+            found, more = self.recover(tested, first, p=p.select(first), q=q.select(first), chance=chance)
+            tokens[rows] = found
+            judged = torch.minimum(accepted + 1, torch.tensor(draft.depth))
+            paths = (judged * tested.num_paths).index_add(0, rows, more)
+        full = accepted == torch.tensor(draft.depth)
+        own = law.after(full.nonzero()[:, 0], accepted[full])
+        tokens[full] = denoised(own, fresh_noise(own, chance)).tokens
+        return PathVerdict(accepted, tokens, ~full, paths + full)
 
 
 @final
@@ -68,12 +122,15 @@ class JointPath(PathRule):
                 f"eta = {self.eta}, max_tries = {self.max_tries} is not valid; use 0 < eta <= 1 and at least 1 try"
             )
 
-    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
-        del noise
-        ratio = log_density(p, drafted) - log_density(q, drafted)
-        kept = torch.rand(p.num_rows, generator=chance) < self.eta * ratio.clamp(max=0).exp()
-        tokens, tries = drafted.tokens.clone(), torch.zeros(p.num_rows, dtype=torch.int64)
-        open_rows = (~kept).nonzero()[:, 0]
+    def test(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Tested:
+        del q
+        ratio = log_density(p, drafted) - own_log_density(noise)
+        return Tested(torch.rand(p.num_rows, generator=chance) < self.eta * ratio.clamp(max=0).exp(), num_paths=0)
+
+    def recover(self, tested: Tested, rows: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+        del tested, rows
+        tokens, tries = torch.zeros(p.num_rows, p.dim, dtype=p.dtype), torch.zeros(p.num_rows, dtype=torch.int64)
+        open_rows = torch.arange(p.num_rows)
         for number in range(self.max_tries):
             if not len(open_rows):
                 break
@@ -82,12 +139,13 @@ class JointPath(PathRule):
             good |= number == self.max_tries - 1  # a target's own path, and never an empty token
             tokens[open_rows[good]] = found[good]
             open_rows = open_rows[~good]
-        return Judged(tokens, kept, tries)
+        return tokens, tries
 
     def _tried(self, p: Chain, q: Chain, chance: torch.Generator) -> tuple[Tensor, Tensor]:
         """Fresh target tokens, and which of them are kept."""
-        paths = denoised(p, fresh_noise(p, chance))
-        covered = (log_density(q, paths) - log_density(p, paths)).clamp(max=0).exp()
+        noise = fresh_noise(p, chance)
+        paths = denoised(p, noise)
+        covered = (log_density(q, paths) - own_log_density(noise)).clamp(max=0).exp()
         return paths.tokens, torch.rand(p.num_rows, generator=chance) >= self.eta * covered
 
 
@@ -98,13 +156,13 @@ class Reflect(PathRule):
 
     lossless: ClassVar = True
 
-    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+    def test(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Tested:
+        del q
         x = drafted.points[-1]
         for t in range(p.schedule.num_steps, 0, -1):
-            means = p.mean(x, t), q.mean(drafted.points[t], t)
+            means = p.mean(x, t), _draft_mean(drafted, noise, t, p.width(t))
             x = _coupled(drafted.points[t - 1], noise[t - 1], means, p.width(t), chance)
-        kept = (x == drafted.tokens).all(-1)
-        return Judged(x, kept, torch.ones(p.num_rows, dtype=torch.int64))
+        return Tested((x == drafted.tokens).all(-1), x)
 
 
 @final
@@ -116,11 +174,12 @@ class LastStep(PathRule):
     shared: bool = True
     """Whether the target's chain runs on the draft's noise. Without it the chains end far apart."""
 
-    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+    def test(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Tested:
+        del q
         own = denoised(p, noise if self.shared else fresh_noise(p, chance))
-        means = p.mean(own.points[1], 1), q.mean(drafted.points[1], 1)
+        means = p.mean(own.points[1], 1), _draft_mean(drafted, noise, 1, p.width(1))
         x = _coupled(drafted.tokens, noise[0], means, p.width(1), chance)
-        return Judged(x, (x == drafted.tokens).all(-1), torch.ones(p.num_rows, dtype=torch.int64))
+        return Tested((x == drafted.tokens).all(-1), x)
 
 
 @final
@@ -138,20 +197,20 @@ class Published(PathRule):
         if not self.temperature >= 1:
             raise OptionError(f"temperature = {self.temperature} is not valid; use 1 (lossless) or more")
 
-    def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
+    def test(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Tested:
+        del q
         own = denoised(p, noise)
-        means = p.mean(own.points[1], 1), q.mean(drafted.points[1], 1)
+        means = p.mean(own.points[1], 1), _draft_mean(drafted, noise, 1, p.width(1))
         ratio = _log_ratio(drafted.tokens, *means, self.temperature * p.width(1))
         kept = torch.rand(p.num_rows, generator=chance) < ratio.clamp(max=0).exp()
-        other = self._residual(*means, p.width(1), chance)
-        return Judged(torch.where(kept[:, None], drafted.tokens, other), kept, torch.ones(p.num_rows, dtype=torch.int64))
+        return Tested(kept, self._residual(*means, p.width(1), chance))
 
     def _residual(self, mean_p: Tensor, mean_q: Tensor, width: float, chance: torch.Generator) -> Tensor:
         """[M, D] last steps of the target until one is kept with 1 - q / p; after the last try, that step as it is."""
         found = torch.empty_like(mean_p)
         waiting = torch.ones(len(mean_p), dtype=torch.bool)
         for _ in range(self.max_tries):
-            point = mean_p + width * torch.randn(mean_p.shape, generator=chance)
+            point = mean_p + width * torch.randn(mean_p.shape, generator=chance, dtype=mean_p.dtype)
             found = torch.where(waiting[:, None], point, found)
             covered = (-_log_ratio(point, mean_p, mean_q, width)).clamp(max=0).exp()
             waiting &= torch.rand(len(point), generator=chance) < covered
@@ -162,6 +221,11 @@ PATH_RULES: Catalog[type[PathRule]] = Catalog(
     "rule of continuous tokens",
     {"joint-path": JointPath, "reflect": Reflect, "last-step": LastStep, "published": Published},
 )
+
+
+def _draft_mean(drafted: Paths, noise: Tensor, t: int, width: float) -> Tensor:
+    """[M, D] the mean of the draft's step ``t``, from the step it took: no pass of the draft is needed."""
+    return drafted.points[t - 1] - width * noise[t - 1]
 
 
 def _coupled(point: Tensor, noise: Tensor, means: tuple[Tensor, Tensor], width: float, chance: torch.Generator) -> Tensor:

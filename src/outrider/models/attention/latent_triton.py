@@ -24,7 +24,7 @@ from outrider.models.attention.tree_tiles import (
     BLOCK,
     LOG2E,
     NO_BOUNDS,
-    Cut,
+    KeySplit,
     Rows,
     Sights,
     attend_scores,
@@ -41,7 +41,7 @@ from outrider.models.gpu.limits import stages_that_fit
 
 
 def attend_latents(
-    queries: Tensor, latents: Tensor, rows: Rows, *, sights: Sights, cut: Cut, scale: float, rank: int
+    queries: Tensor, latents: Tensor, rows: Rows, *, sights: Sights, cut: KeySplit, scale: float, rank: int
 ) -> Tensor:
     """[B, N, Hq, rank] from absorbed queries [B, N, Hq, rank + rope] and the latents of a layer, pages [P, 1, L, rank + rope]
     or rows [R, 1, S, rank + rope], into which the nodes' own are already written."""
@@ -168,7 +168,7 @@ def _over(
     return top, norm, sums
 
 
-@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above"])
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above", "num_pages"])
 def _attend_latents(
     queries, latents, lengths, places, words, paths, depths, parts, peaks,
     num_nodes, start, num_pieces, folds_above, capacity, num_pages, scale,

@@ -142,7 +142,7 @@ def _write_latent(
     tl.store(to + R + T // 2 + half, y.to(to.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["num_nodes", "start"])
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pages"])
 def _write_latents(
     down, heads, queries, memory, lengths, places, depths, cos, sin, norm, bias,
     down_width, down_step, head_width, head_step, capacity, num_pages, eps, num_nodes, start,

@@ -130,7 +130,7 @@ def _normed(
     return x * (scale * tl.load(gains).to(tl.float32)), y * (scale * tl.load(gains + D // 2).to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["num_nodes", "start"])
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pages"])
 def _rotate_and_write(
     qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
     capacity, num_pages, eps, part_step, num_nodes, start,

@@ -12,6 +12,7 @@ mask that depends on slot minus length alone, so it is a slice of one made earli
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.core.tree import TokenTree
+from outrider.models.attention.without_cudnn import WITHOUT_CUDNN
 
 _ALIGN = 16
 """Rows of a mask begin at multiples of this many elements on a GPU, where kernels fault on less or copy it in every layer."""
@@ -46,7 +48,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale
     """[B, Hkv, G * N, D] from queries of that shape and the [B, Hkv, S, D] keys and values of a layer."""
     if sight.begin:
         keys, values = keys[:, :, sight.begin :], values[:, :, sight.begin :]
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=sight.bias, scale=scale)
+    with WITHOUT_CUDNN if queries.device.type == "cuda" else nullcontext():
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=sight.bias, scale=scale)
 
 
 def attend_softcapped(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float, cap: float) -> Tensor:

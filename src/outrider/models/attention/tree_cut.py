@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.models.attention.tree_tiles import BLOCK, Cut
+from outrider.models.attention.tree_tiles import BLOCK, KeySplit
 from outrider.models.gpu.tuned import choices, cut_key
 
 _ENOUGH = 128
@@ -15,7 +15,9 @@ HEADS_OF_A_TILE = 16
 """Query heads that one program of latent attention looks with, all of one node."""
 
 
-def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False) -> Cut:
+def cut_for(
+    batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False
+) -> KeySplit:
     """What measured best on an H200; ``num_queries`` is nodes times query heads per key head. ``wide``: the kernel for many of
     them can be had (``limits.can_go_wide``)."""
     if invariant:
@@ -26,10 +28,10 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
         num_pieces = max(-(-min(capacity, folds_above) // 256), -(-capacity // (256 * BLOCK)) + 1)
         num_programs = min(num_pieces, num_blocks * BLOCK)
         # one tile: sums depend on how it is laid out
-        return Cut(num_pieces, 256, num_programs, block_queries=64, folds_above=folds_above, tail_queries=tail)
+        return KeySplit(num_pieces, 256, num_programs, block_queries=64, folds_above=folds_above, tail_queries=tail)
     tuned = choices().get(cut_key(batch_size, num_queries, num_kv_heads=num_kv_heads, capacity=capacity))
     if tuned is not None and (wide or not tuned.get("side_by_side")):
-        return Cut(**tuned)
+        return KeySplit(**tuned)
     wide = wide and num_queries >= 96 and capacity >= 4096  # it takes longer to begin
     block = 16 if num_queries <= 16 else 32 if num_queries <= 32 else 128 if wide else 64
     num_programs = batch_size * num_kv_heads * -(-num_queries // block)
@@ -37,16 +39,16 @@ def cut_for(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: i
     most = 528 if block < 64 else 264 if not wide and capacity >= 4096 else 132
     num_pieces = max(1, min(16, capacity // 128, most // num_programs))
     if wide:
-        return Cut(num_pieces, shortest=128, block_queries=block, block_keys=64, num_stages=4, side_by_side=True)
-    return Cut(num_pieces, shortest=128, block_queries=block, block_keys=128 if block == 16 else 64)
+        return KeySplit(num_pieces, shortest=128, block_queries=block, block_keys=64, num_stages=4, side_by_side=True)
+    return KeySplit(num_pieces, shortest=128, block_queries=block, block_keys=128 if block == 16 else 64)
 
 
-def latent_cut(shape: tuple[int, int], num_heads: int, *, capacity: int) -> Cut:
+def latent_cut(shape: tuple[int, int], num_heads: int, *, capacity: int) -> KeySplit:
     """Latent attention of rows and nodes whose rows end at ``capacity`` or before. Where there are enough programs, each reads
     the whole text of its node, and there is one result; otherwise they share its pieces. The bits are the same."""
     num_programs = shape[0] * shape[1] * -(-num_heads // HEADS_OF_A_TILE)
     num_blocks = -(-_ENOUGH // num_programs)
     folds_above = (num_blocks - 1) * 256 * BLOCK
     num_pieces = max(-(-min(capacity, folds_above) // 256), -(-capacity // (256 * BLOCK)))
-    cut = Cut(num_pieces, 256, min(num_pieces, num_blocks * BLOCK), num_warps=8, folds_above=folds_above)
+    cut = KeySplit(num_pieces, 256, min(num_pieces, num_blocks * BLOCK), num_warps=8, folds_above=folds_above)
     return replace(cut, num_pieces=1) if num_programs >= _ENOUGH_FOR_LATENTS else cut

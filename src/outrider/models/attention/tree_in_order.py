@@ -26,7 +26,7 @@ from torch import Tensor
 
 from outrider.models.attention.tree_tiles import (
     BLOCK,
-    Cut,
+    KeySplit,
     Look,
     Rows,
     Sights,
@@ -50,7 +50,7 @@ def join_in_order(
     *,
     parts: tuple[Tensor, Tensor],
     sights: Sights,
-    cut: Cut,
+    cut: KeySplit,
     look: Look,
 ) -> Tensor:
     """[B, N, Hq, D] like ``queries``. ``parts`` are totals, and peaks with weights, of the whole tiles of every piece."""
@@ -125,7 +125,7 @@ def _below(
     return top, norm, sums, block_top, block_norm, block_sums, peak, weight, total
 
 
-@triton.jit(do_not_specialize=["start", "num_pieces", "folds_above"])
+@triton.jit(do_not_specialize=["start", "num_pieces", "folds_above", "num_pages"])
 def _join_in_order(
     queries, keys, values, lengths, places, paths, depths, parts, peaks, sinks, out, start, num_pieces, folds_above,
     capacity, num_pages, scale, cap,

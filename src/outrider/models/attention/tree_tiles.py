@@ -84,7 +84,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Cut:
+class KeySplit:
     """How keys are cut into pieces, and the tile of a program."""
 
     num_pieces: int

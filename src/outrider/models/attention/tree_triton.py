@@ -9,7 +9,8 @@ a bit per pair, 64 to a word (SpecInfer's topology mask, Miao et al. 2023, arXiv
 
 Slots of a row are found through ``Rows``: row number times capacity (contiguous), or a table of pages. Pieces are ``piece_len``
 slots at fixed places (results then do not depend on what else is in the pass: on a chain they are those of one-token decoding,
-bit for bit), or as many equal ones as keep the device busy. The oracle is ``sdpa.py``.
+bit for bit), or as many equal ones as keep the device busy. Those at fixed places on a chain are joined where they were worked
+out, by the last program of a tile to end. The oracle is ``sdpa.py``.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -25,25 +26,22 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_in_order import join_in_order
-from outrider.models.attention.tree_join import join_pieces
+from outrider.models.attention.tree_join import finish_tile, join_pieces
+from outrider.models.attention.tree_over import over_slots
 from outrider.models.attention.tree_tiles import (
     BLOCK,
     LOG2E,
     NO_BOUNDS,
     Bounds,
-    Cut,
+    KeySplit,
     Look,
     Rows,
     Sights,
-    attend_block,
     fold_len_of,
-    folded_at,
-    in_window,
+    joined,
     nothing_seen,
     origin_of,
     piece_len_of,
-    seen_among,
-    slots_at,
     store_block,
     store_part,
 )
@@ -72,7 +70,7 @@ def attend_tree(
     rows: Rows,
     *,
     sights: Sights,
-    cut: Cut,
+    cut: KeySplit,
     scale: float,
     bounds: Bounds = NO_BOUNDS,
 ) -> Tensor:
@@ -94,10 +92,26 @@ def attend_tree(
         assert bounds.is_plain, "the kernel for many queries knows neither windows nor caps"
         launch_wide(queries, memory, rows, sights=sights, cut=cut, scale=look.scale, parts=(parts, peaks))
     else:
-        _launch_pieces(queries, memory, rows, sights=sights, cut=cut, look=look, parts=(parts, peaks))
+        out = torch.empty_like(queries)
+        _launch_pieces(queries, memory, rows, sights=sights, cut=cut, look=look, parts=(parts, peaks, out))
+        if cut.piece_len > 0 and sights.words is None:
+            return out
     if cut.piece_len > 0 and sights.words is not None:
         return join_in_order(queries, memory, rows, parts=(parts, peaks), sights=sights, cut=cut, look=look)
     return join_pieces(queries, rows, parts=(parts, peaks), sights=sights, cut=cut, bounds=bounds)
+
+
+_COUNTERS: dict[int, list[Tensor]] = {}
+"""Programs that have ended, of each tile, by the memory they read: passes over one memory do not run side by side. Zero between
+launches. Graphs hold the addresses of small ones, so these stay when there is a larger one."""
+
+
+def _counters(keys: Tensor, count: int) -> Tensor:
+    """[count or more] int32"""
+    held = _COUNTERS.setdefault(keys.untyped_storage().data_ptr(), [])
+    if not held or len(held[-1]) < count:
+        held.append(torch.zeros(triton.next_power_of_2(max(count, 4096)), dtype=torch.int32, device=keys.device))
+    return held[-1]
 
 
 def _launch_pieces(
@@ -106,11 +120,11 @@ def _launch_pieces(
     rows: Rows,
     *,
     sights: Sights,
-    cut: Cut,
+    cut: KeySplit,
     look: Look,
-    parts: tuple[Tensor, Tensor],
+    parts: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Fill ``parts`` with totals, and peaks with weights, of every piece."""
+    """Fill ``parts`` with totals, peaks with weights of every piece, and what was seen where it can be known."""
     keys, values = memory
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
@@ -120,24 +134,16 @@ def _launch_pieces(
     block = [cut.block_keys, head_dim]
     tiles = [TensorDescriptor.from_tensor(part.view(-1, head_dim), block) for part in memory] if copied else memory
     num_programs = cut.num_programs if cut.piece_len and cut.num_programs else cut.num_pieces
-    _attend_pieces[(num_programs, num_kv_heads * triton.cdiv(num_nodes * group, cut.block_queries), batch_size)](
-        queries,
-        keys,
-        values,
-        *tiles,
-        rows.lengths,
-        rows.places,
+    num_tiles = num_kv_heads * triton.cdiv(num_nodes * group, cut.block_queries)
+    _attend_pieces[(num_programs, num_tiles, batch_size)](
+        *(queries, keys, values, *tiles, rows.lengths, rows.places),
         rows.lengths if sights.words is None else sights.words,
         rows.lengths if sights.depths is None else sights.depths,
         *parts,
-        num_nodes,
-        sights.start,
-        cut.num_pieces,
-        cut.folds_above,
-        keys.shape[2],
-        rows.places.shape[1] if rows.page_len else 0,
-        look.scale,
-        look.cap,
+        rows.lengths if look.bounds.sinks is None else look.bounds.sinks,
+        _counters(keys, num_tiles * batch_size),
+        *(num_nodes, sights.start, cut.num_pieces, cut.folds_above, keys.shape[2]),
+        *(rows.places.shape[1] if rows.page_len else 0, look.scale, look.cap),
         GROUP=group,
         HEADS=num_kv_heads,
         D=head_dim,
@@ -146,6 +152,7 @@ def _launch_pieces(
         SHORTEST=cut.shortest,
         WORDS=0 if sights.words is None else sights.words.shape[2],
         WINDOW=look.bounds.window,
+        SINKS=look.bounds.sinks is not None,
         CAPPED=look.cap > 0,
         BY_PATHS=cut.piece_len > 0 and sights.words is not None,
         COPIED=copied,
@@ -159,138 +166,61 @@ def _launch_pieces(
     )
 
 
-@triton.jit
-def _over_masked(
-    q, keys, values, places, words, depths, of, between, asking, numbers, top, norm, sums, peak, weight, total,
-    HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    PAGED: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr,
-):  # fmt: skip
-    """Tiles that not every query sees whole: few, so not worth buffers of their own."""
-    row, head, length, start = of
-    low, high = between
-    query, node, is_query = asking
-    capacity, num_pages, scale, cap = numbers
-    dims = tl.arange(0, D)
-    for first in tl.range(low, high, BK, num_stages=1):
-        slots = first + tl.arange(0, BK)
-        inside = slots < high
-        at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
-        k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
-        v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
-        seen = seen_among(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
-        seen = in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
-        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
-        if PIECE_LEN > 0:
-            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
-    return top, norm, sums, peak, weight, total
-
-
-@triton.jit
-def _over_whole(
-    q, keys, values, key_tiles, value_tiles, places, of, between, is_query, numbers, top, norm, sums, peak, weight, total,
-    HEADS: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BK: tl.constexpr,
-    PIECE_LEN: tl.constexpr,
-):  # fmt: skip
-    """Tiles whose every slot is seen by all."""
-    row, head = of
-    capacity, num_pages, scale, cap = numbers
-    dims = tl.arange(0, D)
-    at = slots_at(places, row, head, between[0], between[0] < between[1], capacity, num_pages, HEADS, PAGED).to(tl.int32)
-    for first in range(between[0], between[1], BK):
-        if COPIED:
-            k = key_tiles.load([at, 0]).T
-            v = value_tiles.load([at, 0])
-            then = first + BK  # where the next tile is, before anybody waits for it
-            at = slots_at(places, row, head, then, then < between[1], capacity, num_pages, HEADS, PAGED).to(tl.int32)
-        else:
-            slots = first + tl.arange(0, BK)
-            spots = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
-            k = tl.load(keys + spots[None, :] * D + dims[:, None])
-            v = tl.load(values + spots[:, None] * D + dims[None, :])
-        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
-        if PIECE_LEN > 0:
-            top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
-    return top, norm, sums, peak, weight, total
-
-
-@triton.jit
-def _over(
-    q, keys, values, key_tiles, value_tiles, places, words, depths, of, between, asking, numbers,
-    HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
-    PIECE_LEN: tl.constexpr,
-):  # fmt: skip
-    """Queries over the slots between two: the fold of whole pieces and the open one, peak, weight and total of each; and where
-    the slots end of which anything was read."""
-    row, head, length, start, num_slots = of
-    low, high = between
-    top, norm, sums = nothing_seen(BQ, D)  # of the pieces that are whole
-    peak, weight, total = nothing_seen(BQ, D)
-    whole = low + tl.maximum(tl.minimum(high, length) - low, 0) // BK * BK  # up to here every slot holds committed tokens
-    inner = low
-    if WINDOW > 0:
-        inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
-        top, norm, sums, peak, weight, total = _over_masked(  # not in everybody's window
-            q, keys, values, places, words, depths, (row, head, length, start), (low, inner), asking,
-            numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, PIECE_LEN,
-        )  # fmt: skip
-    top, norm, sums, peak, weight, total = _over_whole(
-        q, keys, values, key_tiles, value_tiles, places, (row, head), (inner, whole), asking[2],
-        numbers, top, norm, sums, peak, weight, total, HEADS, D, CAPPED, COPIED, PAGED, BK, PIECE_LEN,
-    )  # fmt: skip
-    if BY_PATHS:
-        high = whole  # the rest is each node's own (tree_in_order.py)
-    top, norm, sums, peak, weight, total = _over_masked(
-        q, keys, values, places, words, depths, (row, head, length, start), (whole, high), asking,
-        numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, PIECE_LEN,
-    )  # fmt: skip
-    return top, norm, sums, peak, weight, total, high
-
-
-@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above"])
+@triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above", "num_pages"])
 def _attend_pieces(
-    queries, keys, values, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks,
+    queries, keys, values, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks, out, sinks, counters,
     num_nodes, start, num_pieces, folds_above, capacity, num_pages, scale, cap,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr,
-    SHORTEST: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, BY_PATHS: tl.constexpr,
-    COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    SHORTEST: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr,
+    BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1) % HEADS
-    row = tl.program_id(2)
-    num_queries = num_nodes * GROUP
-    index = tl.program_id(1) // HEADS * BQ + tl.arange(0, BQ)
-    is_query, node = index < num_queries, index // GROUP
-    query = row * num_nodes + node
-    dims = tl.arange(0, D)
+    head, row = tl.program_id(1) % HEADS, tl.program_id(2)
+    num_queries, first_query = num_nodes * GROUP, tl.program_id(1) // HEADS * BQ
+    index = first_query + tl.arange(0, BQ)
+    is_query, node, query = index < num_queries, index // GROUP, row * num_nodes + index // GROUP
     length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
     num_slots = length + start + num_nodes
+    common, stop = length, num_slots  # where what all queries of the tile see ends, and what any of them sees
+    if WORDS == 0:
+        common = length + start + first_query // GROUP + 1
+        stop = tl.minimum(length + start + (first_query + BQ - 1) // GROUP + 1, num_slots)
     origin = origin_of(length, start, WORDS == 0, WINDOW, BK)
-    of, asking, numbers = (row, head, length, start, num_slots), (query, node, is_query), (capacity, num_pages, scale, cap)
+    of, asking, numbers = (row, head, length, start, common, stop), (query, node, is_query), (capacity, num_pages, scale, cap)
     first_part = (row * HEADS + head) * num_pieces * num_queries + index
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     begin(EARLY)
-    query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + dims[None, :]
+    query_at = queries + (query * HEADS * GROUP + head * GROUP + index % GROUP)[:, None] * D + tl.arange(0, D)
     q = tl.load(query_at, mask=is_query[:, None], other=0.0)
     if PIECE_LEN > 0:  # at fixed places, which the programs of a row take in turns
         size = fold_len_of(num_slots, folds_above, PIECE_LEN, BLOCK_LEN)
-        for piece in range(origin // size + tl.program_id(0), tl.cdiv(num_slots, size), tl.num_programs(0)):
+        first_piece, last_piece, turn = origin // size, tl.cdiv(stop, size), tl.program_id(0)
+        top, norm, sums = nothing_seen(BQ, D)
+        for piece in range(first_piece + turn, last_piece, tl.num_programs(0)):
             low, end_of = tl.maximum(piece * size, origin), piece * size + size
-            top, norm, sums, peak, weight, total, high = _over(
-                q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(end_of, num_slots)),
+            top, norm, sums, peak, weight, total, high = over_slots(
+                q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(end_of, stop)),
                 asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
             )  # fmt: skip
-            if low < high:
-                part = first_part + piece * num_queries
-                is_apart = (high < end_of) & (size > PIECE_LEN) if BY_PATHS else False
-                store_block(
-                    parts, peaks, part, num_parts, is_query, (top, norm, sums), (peak, weight, total), is_apart,
-                    part + num_queries, D,
-                )  # fmt: skip
+            part = first_part + piece * num_queries
+            if BY_PATHS:
+                if low < high:
+                    whole, rest, is_apart = (top, norm, sums), (peak, weight, total), (high < end_of) & (size > PIECE_LEN)
+                    store_block(parts, peaks, part, num_parts, is_query, whole, rest, is_apart, part + num_queries, D)
+            else:
+                top, norm, sums = joined(top, norm, sums, peak, weight, total)
+                if last_piece - first_piece > 1:
+                    store_part(parts, peaks, part, num_parts, is_query, top, norm, sums, D)
+        if not BY_PATHS:
+            here, slots = (row, head, first_query, num_nodes), (first_piece, last_piece, size, origin, length + start)
+            finish_tile(
+                parts, peaks, out, sinks, counters, here, slots, (top, norm, sums), num_pieces, num_parts,
+                GROUP, HEADS, D, SINKS, BLOCK_LEN, BQ,
+            )  # fmt: skip
     else:
         size = piece_len_of(num_slots - origin, num_pieces, SHORTEST, BK)
         low = origin + tl.program_id(0) * size
-        _, _, _, peak, weight, total, high = _over(
-            q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(low + size, num_slots)),
+        _, _, _, peak, weight, total, high = over_slots(
+            q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(low + size, stop)),
             asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
         )  # fmt: skip
         if low < high:

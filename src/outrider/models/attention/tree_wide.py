@@ -31,23 +31,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights
+from outrider.models.attention.tree_tiles import KeySplit, Rows, Sights
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch_gluon import begin, end
 
+Pair = tuple[Tensor, Tensor]
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-def launch_wide(
-    queries: Tensor,
-    memory: tuple[Tensor, Tensor],
-    rows: Rows,
-    *,
-    sights: Sights,
-    cut: Cut,
-    scale: float,
-    parts: tuple[Tensor, Tensor],
-) -> None:
+def launch_wide(queries: Tensor, memory: Pair, rows: Rows, *, sights: Sights, cut: KeySplit, scale: float, parts: Pair) -> None:
     """Fill ``parts`` with totals, and peaks with weights, of every piece; ``scale`` is that of powers of two."""
     keys = memory[0]
     batch_size, num_nodes, num_heads, head_dim = queries.shape
@@ -237,7 +229,7 @@ def _attend(
         gl.store(part_at, sums, mask=(loaded < num_queries)[:, None])
 
 
-@gluon.jit(do_not_specialize=["num_nodes", "start"])
+@gluon.jit(do_not_specialize=["num_nodes", "start", "num_pages"])
 def attend_wide(
     queries, key_tiles, value_tiles, lengths, places, words, parts, peaks, num_nodes, start, capacity, num_pages, scale,
     GROUP: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, SHORTEST: gl.constexpr,

@@ -7,6 +7,7 @@ both formats:
    head were reordered from [2, d/2] to [d/2, 2].
 2. gemma files: norms multiply by 1 + w in Hugging Face and by w in llama.cpp, so 1 was added to every norm.
 3. Tied heads are left out: no ``output.weight`` means that the embedding is the head.
+4. The matrices of all experts of a layer are one tensor.
 
 Numbers lost to quantisation stay lost; everything else comes back exactly.
 """
@@ -15,81 +16,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ModelError, nearest
+from outrider.core.errors import ModelError
+from outrider.models.gguf.families import MIXTRAL, ROPE_TENSORS, TOP_NAMES, GGUFFamily, family_of
 from outrider.models.gguf.reader import GGUFFile, ModelKeys
 from outrider.models.gguf.tokenizer import token_ids
+from outrider.models.names import named_in
 
-# --- families: what llama.cpp calls an architecture -----------------------------------------------------------------
-
-TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-QK_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-FUSED_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-SANDWICH_NAMES = BLOCK_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 NOTHING: Mapping[str, Tensor] = {}
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Factors of the rotary frequencies: part of the configuration, not of the weights."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture: its Hugging Face name, its tensors' names, and what the converter did to them."""
-
-    model_type: str
-    class_name: str
-    block_names: Mapping[str, str] = field(default_factory=lambda: BLOCK_NAMES)
-    rotary_pairs_adjacent: bool = False
-    norms_plus_one: bool = False
-
-
-MISTRAL = Family("mistral", "MistralForCausalLM", rotary_pairs_adjacent=True)
-FAMILIES = {
-    "llama": Family("llama", "LlamaForCausalLM", rotary_pairs_adjacent=True),
-    "mistral": MISTRAL,
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", BLOCK_NAMES | QK_NORM_NAMES),
-    "phi3": Family("phi3", "Phi3ForCausalLM", BLOCK_NAMES | FUSED_NAMES),
-    "gemma": Family("gemma", "GemmaForCausalLM", norms_plus_one=True),
-    "gemma2": Family("gemma2", "Gemma2ForCausalLM", SANDWICH_NAMES, norms_plus_one=True),
-    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", SANDWICH_NAMES | QK_NORM_NAMES, norms_plus_one=True),
-}
-
-
-def _family(file: GGUFFile) -> Family:
-    keys = ModelKeys(file)
-    family = FAMILIES.get(keys.architecture)
-    if family is None:
-        hint = nearest(keys.architecture, FAMILIES)
-        raise ModelError(f"{file.path}: architecture {keys.architecture!r} is not supported as GGUF; {hint}")
-    if keys.whole("expert_count", 0):
-        raise ModelError(f"{file.path}: GGUF mixtures of experts are not supported; load the Hugging Face checkpoint")
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise ModelError(f"{file.path}: only one part of several; join them with llama.cpp's llama-gguf-split --merge")
-    # llama.cpp has no architecture for Mistral; a window is all that tells it from Llama.
-    return MISTRAL if family.model_type == "llama" and keys.whole("attention.sliding_window", 0) else family
-
 
 # --- config.json ----------------------------------------------------------------------------------------------------
 
@@ -103,7 +43,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     of rotary_dim/2 numbers by which the rotary inverse frequencies are divided. ``rope_scaling`` says the same in
     Hugging Face's terms, so a reader needs one of the two, never both.
     """
-    family, keys = _family(file), ModelKeys(file)
+    family, keys = family_of(file), ModelKeys(file)
     vocab_size, hidden_size = _matrix_shape(file, "token_embd.weight")
     num_heads = keys.whole("attention.head_count")
     num_kv_heads = keys.whole("attention.head_count_kv", num_heads)
@@ -131,7 +71,21 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["sliding_window"] = keys.whole("attention.sliding_window", 0) or None
     if family.norms_plus_one:
         config |= _gemma_config(keys, config)
-    return config
+    return config | _expert_config(file, family, keys)
+
+
+def _expert_config(file: GGUFFile, family: GGUFFamily, keys: ModelKeys) -> dict[str, Any]:
+    """The keys of a mixture of experts. Layers without a router are ordinary ones."""
+    if "ffn_gate_inp" not in family.block_names:
+        return {}
+    count = keys.whole("expert_count")
+    size = keys.whole("expert_feed_forward_length", keys.whole("feed_forward_length"))
+    dense = [layer for layer in range(keys.whole("block_count")) if f"blk.{layer}.ffn_gate_inp.weight" not in file.tensors]
+    found = {"num_experts_per_tok": keys.whole("expert_used_count"), "norm_topk_prob": family.normalises_experts}
+    if family.model_type == "qwen3_moe":
+        return found | {"num_experts": count, "moe_intermediate_size": size, "mlp_only_layers": dense}
+    name = "num_local_experts" if family is MIXTRAL else "num_experts"
+    return found | {name: count, "intermediate_size": size}
 
 
 def _matrix_shape(file: GGUFFile, name: str) -> tuple[int, int]:
@@ -142,7 +96,7 @@ def _matrix_shape(file: GGUFFile, name: str) -> tuple[int, int]:
 
 
 def _head_dim(file: GGUFFile, num_heads: int, num_kv_heads: int) -> int:
-    """The head size, from the rows of q, which cannot be wrong, where no key gives it."""
+    """The head size. If no key gives it, it follows from the rows of q."""
     if "blk.0.attn_qkv.weight" in file.tensors:
         return _matrix_shape(file, "blk.0.attn_qkv.weight")[0] // (num_heads + 2 * num_kv_heads)
     return _matrix_shape(file, "blk.0.attn_q.weight")[0] // num_heads
@@ -164,7 +118,7 @@ def _rope_config(keys: ModelKeys, head_dim: int) -> dict[str, Any]:
 
 
 def _factors_scaling(keys: ModelKeys, factors: list[float], theta: float) -> dict[str, Any]:
-    """Llama 3's scaling if its formula gives these factors, else any factors at all, spelled as longrope."""
+    """Llama 3's scaling if its formula gives these factors; otherwise the factors as longrope."""
     if not factors or min(factors) <= 0:
         raise ModelError(f"{keys.file.path}: rope_freqs.weight holds no positive factors; convert the model again")
     original_len = keys.whole("rope.scaling.original_context_length", 8192)
@@ -211,7 +165,7 @@ def _formula_scaling(keys: ModelKeys) -> dict[str, Any] | None:
 
 
 def _gemma_config(keys: ModelKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """What gemma files leave to the reader's knowledge of the models: windows, their pattern, the query scale."""
+    """What gemma files leave to the reader: windows, their pattern, the query scale."""
     gemma: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
     if keys.architecture == "gemma":
         return gemma
@@ -233,7 +187,7 @@ def _gemma_config(keys: ModelKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer_types(keys: ModelKeys, num_layers: int, *, default: int) -> list[str]:
-    """Which layers see only a window: a flag per layer if the file has them, else all but every n-th."""
+    """Which layers have a window: from a flag per layer if the file has them, else all but every n-th."""
     flags = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
     if not isinstance(flags, list):
         full_every = keys.whole("attention.sliding_window_pattern", default) or 1
@@ -247,9 +201,9 @@ def _layer_types(keys: ModelKeys, num_layers: int, *, default: int) -> list[str]
 def hf_tensors(
     file: GGUFFile, *, dtype: torch.dtype = torch.float32, stored: Mapping[str, Tensor] = NOTHING
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights one by one under their Hugging Face names, with the converter's changes undone. The matrices in ``stored``
-    are taken from there, any tensor with a row per output, and not read."""
-    family, keys = _family(file), ModelKeys(file)
+    """The weights one by one under their Hugging Face names, with the converter's changes undone. Matrices in ``stored``
+    are taken from there instead of being read."""
+    family, keys = family_of(file), ModelKeys(file)
     num_heads = keys.whole("attention.head_count")
     heads_of = {"attn_q": num_heads, "attn_k": keys.whole("attention.head_count_kv", num_heads) or num_heads}
     for name in file.tensors:
@@ -263,16 +217,25 @@ def hf_tensors(
             tensor = _split_rotary_pairs(tensor, num_rotary_heads)
         if family.norms_plus_one and name.endswith("norm.weight"):
             tensor = tensor - 1
-        yield hf_name, tensor if name in stored else tensor.to(dtype)
+        tensor = tensor if name in stored else tensor.to(dtype)
+        yield from zip(_each(hf_name, tensor.shape), tensor if "{}" in hf_name else [tensor], strict=True)
 
 
-def hf_names(file: GGUFFile) -> dict[str, str]:
-    """The Hugging Face name of every weight, by its name in the file."""
-    family = _family(file)
-    return {name: _hf_name(file, family, name) for name in file.tensors if name not in ROPE_TENSORS}
+def hf_names(file: GGUFFile) -> dict[str, list[str]]:
+    """The Hugging Face names of every weight, by its name in the file: one per expert, or one."""
+    family, found = family_of(file), dict[str, list[str]]()
+    for name, entry in file.tensors.items():
+        if name not in ROPE_TENSORS:
+            found[name] = _each(_hf_name(file, family, name), entry.shape)
+    return found
 
 
-def _hf_name(file: GGUFFile, family: Family, name: str) -> str:
+def _each(hf_name: str, shape: Sequence[int]) -> list[str]:
+    """One name, or those of all experts in a tensor of this shape."""
+    return [hf_name.format(expert) for expert in range(shape[0])] if "{}" in hf_name else [hf_name]
+
+
+def _hf_name(file: GGUFFile, family: GGUFFamily, name: str) -> str:
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     layer, stem, kind = match.groups() if match else (None, "", "")
     hf_stem = TOP_NAMES.get(stem) if layer is None else family.block_names.get(stem)
@@ -281,7 +244,8 @@ def _hf_name(file: GGUFFile, family: Family, name: str) -> str:
             f"{file.path}: tensor {name!r} has no place in a {family.model_type} model, so this is a variant we do not "
             "know; load its Hugging Face checkpoint instead"
         )
-    return f"{hf_stem}.{kind}" if layer is None else f"model.layers.{layer}.{hf_stem}.{kind}"
+    inner = f"{hf_stem}.{kind}" if layer is None else f"layers.{layer}.{hf_stem}.{kind}"
+    return inner if layer is None else "model." + named_in(family.model_type, inner)
 
 
 def _split_rotary_pairs(tensor: Tensor, num_heads: int) -> Tensor:

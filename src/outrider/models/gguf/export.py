@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from outrider.core.errors import ModelError, OptionError, nearest
-from outrider.models.gguf.convert import BLOCK_NAMES, FAMILIES, QK_NORM_NAMES, TOP_NAMES
+from outrider.models.gguf.families import BLOCK_NAMES, FAMILIES, QK_NORM_NAMES, TOP_NAMES
 from outrider.models.gguf.reader import read_gguf
 from outrider.models.gguf.tokenizer import SPLITTINGS, gguf_tokenizer
 from outrider.models.gguf.writer import write_gguf
@@ -148,7 +148,7 @@ def _known(described: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
 
 
 def _special(folder: Path) -> dict[str, Any]:
-    """Beginning and end of a text, as ``config.json`` numbers them, and the chat template."""
+    """The begin and end tokens of ``config.json``, and the chat template."""
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     ends = {"bos": raw.get("bos_token_id"), "eos": raw.get("eos_token_id")}
     first = {name: ids[0] if isinstance(ids, list) else ids for name, ids in ends.items() if ids is not None}
@@ -159,7 +159,7 @@ def _special(folder: Path) -> dict[str, Any]:
 
 
 def _cuts_alike(tokenizer: Tokenizer, out: Path, keys: Mapping[str, Any]) -> bool:
-    """A file with these keys would give the same tokens for every probe."""
+    """Whether a file with these keys would tokenize every probe alike."""
     trial = out.with_name(out.name + ".trial")
     try:
         write_gguf(trial, keys, {"token_embd.weight": torch.zeros(1, 1)})

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import OptionError, nearest
-from outrider.models.gguf.convert import BLOCK_NAMES, QK_NORM_NAMES
 from outrider.models.gguf.export import TYPES, check_rotary, join_rotary_pairs, shape_keys, vocabulary
+from outrider.models.gguf.families import BLOCK_NAMES, QK_NORM_NAMES
 from outrider.models.gguf.writer import write_gguf
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head
@@ -28,7 +28,7 @@ _BLOCK = {ours: theirs for theirs, ours in (BLOCK_NAMES | QK_NORM_NAMES).items()
 
 
 def is_heads(raw: Mapping[str, Any]) -> bool:
-    """A ``config.json`` describes heads, not a model."""
+    """Whether a ``config.json`` describes heads instead of a model."""
     return "kind" in raw.get("outrider", {}) or any(kind.claims(raw) for kind in KINDS.values())
 
 

@@ -62,13 +62,13 @@ class Cursor:
 
 @final
 class Metadata(Mapping[str, "Value"]):
-    """What a file says about itself, read from ``cursor`` on, which ends up behind it."""
+    """A file's metadata. Reading starts at ``cursor``, which is then behind it."""
 
     def __init__(self, cursor: Cursor, num_items: int) -> None:
         self._cursor = cursor
         self._values: dict[str, Value] = {}
         self._arrays: dict[str, int] = {}
-        """Where each array begins."""
+        """Offset of each array."""
         for _ in range(num_items):
             key, type_code = cursor.text(strict=True), cursor.number("<I")
             if type_code == ARRAY_TYPE:

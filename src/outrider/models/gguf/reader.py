@@ -57,7 +57,7 @@ class GGUFFile:
     path: Path
     version: int
     metadata: Mapping[str, Value]
-    """Every key with a plain Python value: str, bool, int, float or a list of them, which is read when it is asked for."""
+    """Every key with a plain Python value: str, bool, int, float, or a list of them that is read on demand."""
     tensors: Mapping[str, TensorEntry]
     data: np.memmap
     """The whole file as bytes."""
@@ -75,11 +75,16 @@ class GGUFFile:
 
     @property
     def address(self) -> int:
-        """Where the file lies in memory."""
+        """The file's address in memory."""
         return self.data.ctypes.data
 
+    @property
+    def adds_halves(self) -> bool:
+        """Products with F16 matrices may be added in 16 bits, as llama.cpp does."""
+        return True
+
     def forget(self, begin: int, end: int) -> None:
-        """Give back the memory of bytes that were read and are not needed any more; they are read again if they are."""
+        """Release the memory of bytes that are no longer needed. They are read again on demand."""
         first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
         mapping = self.data.base
         if sys.platform == "linux" and isinstance(mapping, mmap.mmap) and first < end:
@@ -113,14 +118,14 @@ class ModelKeys:
         self.architecture = file.text("general.architecture")
 
     def get(self, key: str) -> Value | None:
-        """The value of a key; a list with one value per layer counts as that value where all layers agree."""
+        """The value of a key. A list with one equal value per layer counts as that value."""
         value = self.file.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             return value[0]
         return value
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number, 0 or more. Without a default the key is one every model has, and 0 makes no sense."""
+        """A whole number, 0 or more. Without a default the key is required and must be positive."""
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or value < (1 if default is None else 0):

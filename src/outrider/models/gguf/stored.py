@@ -8,15 +8,20 @@ joined with their own type only.
 
 ``multiply`` is the arithmetic of the native pass in PyTorch, the reference it is tested against: inputs are rounded to 8 bits,
 32 at a time with a scale of their own. So does llama.cpp, except that it rounds 256 at a time for the K types.
+``multiply_in_halves`` is that of F16 matrices on processors that add numbers of 16 bits.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
+from collections.abc import Collection
 from typing import final
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.decoder_weights import STORED_ROWS
@@ -30,21 +35,22 @@ SPAN = 32
 STORED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Types that stay, in the order in which ``native/stored_types.hpp`` numbers them, from 1."""
 FLOATS = {"F16": 12, "BF16": 13}
-"""Floats of 16 bits, and their numbers there. Inputs are not rounded for them: the scores are those of float32."""
+"""Floats of 16 bits, and their numbers there. Scores are those of float32, but for F16 on processors that add in 16 bits."""
 EMBEDDING = "token_embd.weight"
+ROUTER = "ffn_gate_inp.weight"
 _BY_NAME = {storage.name: storage for storage in STORAGE_TYPES.values()}
-_JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
+_JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
 
 
 @final
 class StoredTensors(TensorSource):
-    """The tensors of a GGUF file under their Hugging Face names, its matrices as stored where that can be."""
+    """The tensors of a GGUF file under their Hugging Face names, with matrices as stored where possible."""
 
     def __init__(self, file: GGUFFile) -> None:
         kept = stored_matrices(file)
         names = hf_names(file)
         self.origin = str(file.path)
-        self._shapes = {names[name]: file.tensors[name].shape for name in kept}
+        self._shapes = {each: file.tensors[name].shape[-2:] for name in kept for each in names[name]}
         tables = {name: row_table(file.tensors[name]) for name in kept}
         self._tensors = dict(hf_tensors(file, stored=tables))
         file.forget(0, len(file.data))
@@ -65,22 +71,31 @@ class StoredTensors(TensorSource):
 
 
 def row_table(entry: TensorEntry) -> Tensor:
-    """The rows of a matrix: where each begins in the file, and the number of their type."""
-    num_rows, row_len = entry.shape
-    begins = entry.start + entry.storage.num_bytes(row_len) * torch.arange(num_rows, dtype=STORED_ROWS)
+    """The rows of one matrix, or of all experts' matrices: offset in the file, and number of the type."""
+    *rows, row_len = entry.shape
+    begins = entry.start + entry.storage.num_bytes(row_len) * torch.arange(math.prod(rows), dtype=STORED_ROWS)
     name = entry.storage.name
-    return torch.stack((begins, torch.full_like(begins, FLOATS.get(name) or 1 + STORED.index(name))), 1)
+    found = torch.stack((begins, torch.full_like(begins, FLOATS.get(name) or 1 + STORED.index(name))), 1)
+    return found.view(*rows, 2)
 
 
 def stored_matrices(file: GGUFFile) -> frozenset[str]:
     """Names, as in the file, of the matrices that stay as they are."""
-    matrices = [name for name, entry in file.tensors.items() if len(entry.shape) == 2]
+    matrices = [name for name, entry in file.tensors.items() if is_matrix(entry)]
     return frozenset(name for name in matrices if _stay(_types_beside(file, name)))
 
 
-def is_quantised(file: GGUFFile) -> bool:
-    """Whether every matrix of the file stays as stored and is quantised."""
-    return all(len(entry.shape) != 2 or entry.storage.name in STORED for entry in file.tensors.values())
+def is_matrix(entry: TensorEntry) -> bool:
+    """Whether the tensor is a matrix, or all experts' matrices of a layer. Routers are not; they stay floats."""
+    return len(entry.shape) >= 2 and not entry.name.endswith(ROUTER)
+
+
+def is_fast_as_stored(file: GGUFFile, *, floats: Collection[str]) -> bool:
+    """Whether every matrix of the file stays as stored and gains by it: it is quantised, or of one of those ``floats`` that the
+    processor multiplies best as they are."""
+    gaining = (*STORED, *floats)
+    kinds = {name: entry.storage.name for name, entry in file.tensors.items() if is_matrix(entry)}
+    return all(kind in gaining and _stay(_types_beside(file, name)) for name, kind in kinds.items())
 
 
 def _stay(types: set[str]) -> bool:
@@ -97,7 +112,7 @@ def _types_beside(file: GGUFFile, name: str) -> set[str]:
 
 
 def _say_what_is_dequantised(file: GGUFFile, kept: frozenset[str]) -> None:
-    entries = [entry for name, entry in file.tensors.items() if len(entry.shape) == 2 and name not in kept]
+    entries = [entry for name, entry in file.tensors.items() if is_matrix(entry) and name not in kept]
     tied = "output.weight" not in file.tensors
     others = Counter(entry.storage.name for entry in entries if entry.name != EMBEDDING or tied)
     if others:
@@ -120,3 +135,27 @@ def rounded(inputs: Tensor) -> Tensor:
     scale = ((scale.view(torch.int32) + 3) & ~3).view(torch.float32)
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
     return ((spans * inverse).round().double() * scale.double()).flatten(-2)
+
+
+def multiply_in_halves(inputs: Tensor, weights: Tensor) -> Tensor:
+    """[N, out] float32: float32 ``inputs`` [N, in] times float16 ``weights`` [out, in], bit for bit as in ``half_sums.hpp``.
+
+    Inputs are rounded to 16 bits, 32 at a time, after a power of two has brought their largest between 2 and 4. Products of
+    even and of odd inputs are a chain of additions in 16 bits each, and the sum of both is added to a float."""
+    padding = (0, -inputs.shape[1] % SPAN)
+    spans, rows = (F.pad(each, padding).unflatten(1, (-1, SPAN)) for each in (inputs, weights))
+    exponents = ((spans.abs().amax(-1).view(torch.int32) >> 23) - 128).clamp(-100, 100)
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+    short, total = (spans / scales.unsqueeze(-1)).half().double(), inputs.new_zeros(len(inputs), len(weights))
+    for span in range(spans.shape[1]):
+        products = short[:, None, span] * rows[None, :, span].double()
+        chains = products[..., :2]
+        for first in range(2, SPAN, 2):
+            chains = _in_halves(chains) + products[..., first : first + 2]
+        total += _in_halves(_in_halves(chains).sum(-1)).float() * scales[:, span, None]
+    return total
+
+
+def _in_halves(sums: Tensor) -> Tensor:
+    """Rounded once: PyTorch would round to 32 bits first."""
+    return torch.from_numpy(sums.numpy().astype(np.float16)).double()

@@ -13,6 +13,7 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gpu.known import missing_features
+from outrider.models.joint import ALONE, Joint
 
 NUMERICS = ("auto", "invariant", "fast")
 """``invariant``: the scores of a node do not depend on what shares its pass. ``fast``: near ties may fall otherwise. ``auto``
@@ -20,10 +21,16 @@ is invariant for matrices of 16 bits, where that costs little, and fast for thos
 
 
 def gpu_decoder(
-    config: ModelConfig, weights: Weights, *, numerics: str = "auto", bits: int = 16, page_len: int = 0
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    numerics: str = "auto",
+    bits: int = 16,
+    page_len: int = 0,
+    joint: Joint = ALONE,
 ) -> LayeredTarget | None:
     """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere. ``page_len`` 0
-    leaves the tokens of a page of keys to it."""
+    leaves the tokens of a page of keys to it. With a ``joint`` it is one rank's share."""
     check_numerics(numerics)
     if not can_run(config, weights.embedding.dtype, weights.embedding.device, bits=bits):
         return None
@@ -32,7 +39,7 @@ def gpu_decoder(
 
     if numerics == "auto":
         numerics = "fast" if bits < 16 or weights.rows is not None else "invariant"
-    return FastDecoder(config, weights, numerics=numerics, bits=bits, page_len=page_len or PAGE_LEN)
+    return FastDecoder(config, weights, numerics=numerics, bits=bits, page_len=page_len or PAGE_LEN, joint=joint)
 
 
 def check_numerics(numerics: str) -> None:

@@ -9,7 +9,7 @@ from typing import final
 from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_cut import cut_for, latent_cut
-from outrider.models.attention.tree_tiles import Bounds, Cut
+from outrider.models.attention.tree_tiles import Bounds, KeySplit
 from outrider.models.decoder_weights import LayerWeights
 from outrider.models.features import ModelConfig
 
@@ -30,7 +30,7 @@ class Cuts:
         self._config, self._is_invariant, self._is_wide = config, is_invariant, is_wide
         self._kinds = list({each.window: each for each in bounds}.values())
 
-    def of(self, shape: tuple[int, int], num_slots: int) -> dict[int, Cut]:
+    def of(self, shape: tuple[int, int], num_slots: int) -> dict[int, KeySplit]:
         """The cuts by window, for a pass with these rows and nodes whose rows end at ``num_slots`` or before."""
         if self._config.latent is not None:
             return {0: latent_cut(shape, self._config.num_heads, capacity=num_slots)}
@@ -47,10 +47,10 @@ class Cuts:
         if shortest and not tree.is_chain and tree.num_nodes > shortest and int(tree.depths.max()) >= shortest:
             raise OptionError(f"a tree of {tree.num_nodes} nodes is deeper than the window of {shortest}; draft less far ahead")
 
-    def _cut(self, shape: tuple[int, int], num_slots: int, *, is_plain: bool) -> Cut:
+    def _cut(self, shape: tuple[int, int], num_slots: int, *, is_plain: bool) -> KeySplit:
         config = self._config
         if shape[1] > 64 and not self._is_invariant:
-            return Cut(1, block_queries=64, block_keys=32 if config.head_dim > 128 else 64)
+            return KeySplit(1, block_queries=64, block_keys=32 if config.head_dim > 128 else 64)
         cut = cut_for(
             shape[0],
             shape[1] * config.num_heads // config.num_kv_heads,

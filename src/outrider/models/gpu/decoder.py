@@ -41,13 +41,15 @@ from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.pages import PAGE_LEN, flat_rows, hold_enough, rows_in
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.replay import PassGraphs
-from outrider.models.gpu.skinny import Ending, Norm
+from outrider.models.gpu.small_batch_matmul import Ending, NormParts
 from outrider.models.gpu.stream import Step, Stream
-from outrider.models.gpu.sums import add_norm
+from outrider.models.gpu.sums import add_norm, ended_logits, summed
 from outrider.models.gpu.tiles import Kind
+from outrider.models.joint import ALONE, Joint
+from outrider.models.lent import lend
 from outrider.models.packed import Layer, Matrix, matrices_of
 from outrider.models.padded_heads import with_wider_heads
-from outrider.models.prefill import chunks_of, joined_taps
+from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
 
@@ -62,11 +64,19 @@ class FastDecoder(LayeredTarget, PlacingTarget):
     chunk_len = 1024  # tokens of a prompt that one pass reads, where there is no other
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, numerics: str = "fast", bits: int = 16, page_len: int = PAGE_LEN
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        numerics: str = "fast",
+        bits: int = 16,
+        page_len: int = PAGE_LEN,
+        joint: Joint = ALONE,
     ) -> None:
-        """``bits`` (16, 8, 4) of the matrices; ``page_len`` (a power of two) tokens of a page of keys."""
+        """``bits`` (16, 8, 4) of the matrices; ``page_len`` (a power of two) tokens of a page of keys. With a ``joint`` these
+        are one rank's share of a model, with the vocabulary's size in ``config`` still that of the whole."""
         config, weights = with_wider_heads(config, weights, head_dim_for(config))
-        self.config, self.numerics = config, numerics
+        self.config, self.numerics, self.joint = config, numerics, joint
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.weights = matrices_of(weights, bits)
@@ -117,16 +127,17 @@ class FastDecoder(LayeredTarget, PlacingTarget):
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"
-        pieces: list[tuple[TokenTree, Mapping[int, Tensor]]] = []
-        for tree in chunks_of(rows, chunk_for(len(rows), self.chunk_len), self.device):
+        lend(self.joint, cache, max(map(len, rows), default=0))
+        self.joint.tell("prefill", rows, 0, taps)
+
+        def run(tree: TokenTree) -> Mapping[int, Tensor]:
             cache.reserve(tree.num_nodes)
             self._reach(max(cache.lengths) + tree.num_nodes)
             with torch.inference_mode():
-                _, tapped = self.hidden(tree.tokens, self.step_of(tree, cache), taps=taps)
-            cache.commit([range(size) for size in tree.sizes])
-            pieces.append((tree, tapped))
+                return self.hidden(tree.tokens, self.step_of(tree, cache), taps=taps)[1]
+
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
-        return joined_taps(pieces, taps, num_rows=len(rows), empty=empty)
+        return read_in_chunks(rows, cache, run, chunk_len=chunk_for(len(rows), self.chunk_len), taps=taps, empty=empty)
 
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
@@ -150,27 +161,17 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         return self._head(Stream(hidden.reshape(-1, hidden.shape[-1]).contiguous())).view(*hidden.shape[:-1], -1)
 
     def _head(self, stream: Stream) -> Tensor:
-        weights, config = self.weights, self.config
-        logits = self._product(stream.normed(self._norm(weights.norm, weights.norm_bias)), weights.head, Kind.HEAD)
-        if config.logit_scale != 1.0:
-            logits = logits.mul_(config.logit_scale)
-        cap = config.final_softcap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        normed = stream.normed(self._norm(self.weights.norm, self.weights.norm_bias))
+        return ended_logits(self._product(normed, self.weights.head, Kind.HEAD), self.config)
 
     def step_of(self, tree: TokenTree, cache: PagedCache, start: int = 0) -> Step:
         """Everything the layers share, for nodes ``start``.. of the tree."""
         words = None if tree.is_chain else pack_words(tree.ancestors)[:, start:].contiguous()
         depths = None if tree.is_chain else tree.depths[:, start:].int().contiguous()
         paths = paths_of(tree.ancestors)[:, start:].contiguous() if self.traits.is_invariant and words is not None else None
-        shape = (tree.batch_size, tree.num_nodes - start)
-        return self.step(
-            shape, self.rows_of(cache), Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes
-        )
-
-    def rows_of(self, cache: PagedCache) -> Rows:
-        """Lengths and pages as kernels read them."""
-        flat = flat_rows(cache, max(map(len, cache.pages)))
-        return rows_in(flat.to(self.device), cache.batch_size, self.page_len)
+        flat = flat_rows(cache, max(map(len, cache.pages))).to(self.device)
+        rows, shape = rows_in(flat, cache.batch_size, self.page_len), (tree.batch_size, tree.num_nodes - start)
+        return self.step(shape, rows, Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes)
 
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
         """``num_slots`` bounds the rows' lengths with the tree: those of now, or, in a graph, of ever."""
@@ -188,9 +189,6 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         group alone, and the tapped states of each."""
         steps = [step for _, step in groups]
         stream, tapped = self._climb(torch.cat([tokens.reshape(-1) for tokens, _ in groups]), steps, taps)
-        if self.num_layers in taps:
-            stream = Stream(stream.complete())
-            tapped[self.num_layers] = stream.x
         logits = self._head(stream.first(steps[0].num_nodes)).view(*steps[0].shape, -1)
         parts = {tap: states.split([step.num_nodes for step in steps]) for tap, states in tapped.items()}
         return logits, [
@@ -208,10 +206,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """[B * N, H] the last layer's output, and the tapped states [B, N, H]."""
         stream, tapped = self._climb(tokens.reshape(-1), [step], taps, route, begun)
-        x = stream.complete()
-        if self.num_layers in taps:
-            tapped[self.num_layers] = x
-        return x, {tap: states.view(*step.shape, -1) for tap, states in tapped.items()}
+        return stream.complete(), {tap: states.view(*step.shape, -1) for tap, states in tapped.items()}
 
     def _climb(
         self,
@@ -236,23 +231,26 @@ class FastDecoder(LayeredTarget, PlacingTarget):
                 stream = self._attend(stream, index, steps)
             if halves[1]:
                 stream = self._feed(stream, index)
+        if self.num_layers in taps:
+            stream = Stream(stream.complete())
+            tapped[self.num_layers] = stream.x
         return stream, tapped
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        x = self.weights.embedding[tokens]
+        x = self.joint.embed(self.weights.embedding, tokens)
         scale = self.config.embedding_scale
         return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
 
     def _attend(self, stream: Stream, index: int, steps: Sequence[Step]) -> Stream:
         rest = self.weights.layers[index].rest
         x = stream.normed(self._norm(rest.attention_norm, rest.attention_norm_bias))
-        return stream.then(self._attention(x, index, steps), self._ending(rest.out_bias, rest.attention_post_norm))
+        return self._then(stream, self._attention(x, index, steps), rest.out_bias, rest.attention_post_norm)
 
     def _feed(self, stream: Stream, index: int) -> Stream:
         layer = self.weights.layers[index]
         x = stream.normed(self._norm(layer.rest.mlp_norm, layer.rest.mlp_norm_bias))
         bias = None if layer.rest.router is not None else layer.rest.down_bias
-        return stream.then(self._mlp(x, layer), self._ending(bias, layer.rest.mlp_post_norm))
+        return self._then(stream, self._mlp(x, layer), bias, layer.rest.mlp_post_norm)
 
     def _side_by_side(self, stream: Stream, index: int, steps: Sequence[Step], halves: tuple[bool, bool]) -> Stream:
         """Attention and MLP of the same stream."""
@@ -269,7 +267,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         if not found:
             return Stream(stream.x)
         parts = torch.cat([part if part.dim() == 3 else part[None] for part in found])
-        return stream.then(parts, self._ending(sum(biases[1:], biases[0]) if biases else None, None))
+        return self._then(stream, parts, sum(biases[1:], biases[0]) if biases else None)
 
     def _attention(self, x: Tensor, index: int, steps: Sequence[Step]) -> Tensor:
         """What attention adds to the stream, from its norm."""
@@ -289,11 +287,14 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         for table in self._tables:
             table.reach(num_slots)
 
-    def _ending(self, bias: Tensor | None, norm: Tensor | None) -> Ending:
-        return Ending(bias, self._norm(norm), self.config.residual_scale)
+    def _then(self, stream: Stream, parts: Tensor, bias: Tensor | None, norm: Tensor | None = None) -> Stream:
+        """A half layer ends: with the sum over ranks, where there are several."""
+        if self.joint is not ALONE:
+            parts, bias = self.joint.sum(summed(parts, bias)), None
+        return stream.then(parts, Ending(bias, self._norm(norm), self.config.residual_scale))
 
     def _product(self, x: Tensor, weight: Matrix, kind: Kind) -> Tensor:
         return multiply(x, weight, kind, exact=self.traits.is_invariant)
 
-    def _norm(self, weight: Tensor | None, bias: Tensor | None = None) -> Norm | None:
-        return None if weight is None else Norm(weight, self.config.norm_eps, bias, self.config.norm_kind == "layer")
+    def _norm(self, weight: Tensor | None, bias: Tensor | None = None) -> NormParts | None:
+        return None if weight is None else NormParts(weight, self.config.norm_eps, bias, self.config.norm_kind == "layer")

@@ -25,7 +25,7 @@ from outrider.models.gpu import launch
 from outrider.models.gpu.finish import ACTIVATIONS
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import HOPPER, stages_that_fit
-from outrider.models.gpu.skinny import activated
+from outrider.models.gpu.small_batch_matmul import activated
 from outrider.models.packed import Matrix, Packed
 
 _PROGRAMS = 132
@@ -122,6 +122,14 @@ def _store_pairs(
     tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & (pair < num_pairs)[None, :])
 
 
+@triton.jit
+def _rows_of(pairs, num_pairs, K: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr):
+    """The pairs of a block, which of them are there, and the rows of their inputs."""
+    pair = tl.load(pairs + tl.arange(0, BM))
+    rows = pair // K if GATED else pair
+    return pair, pair < num_pairs, rows
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
 def _grouped(
     x, weight, bias, shares, experts, pairs, out, num_pairs, num_outputs, depth,
@@ -135,11 +143,8 @@ def _grouped(
     begin(EARLY)
     expert = tl.load(experts + block)
     if expert >= 0:
-        pair = tl.load(pairs + block * BM + tl.arange(0, BM))
-        is_row = pair < num_pairs
-        rows = pair // K if GATED else pair
-        sides = 2 if GATED else 1
-        weights_at = weight + (expert.to(tl.int64) * sides * num_outputs + outputs)[:, None] * depth + ks[None, :]
+        pair, is_row, rows = _rows_of(pairs + block * BM, num_pairs, K, GATED, BM)
+        weights_at = weight + (expert.to(tl.int64) * (2 if GATED else 1) * num_outputs + outputs)[:, None] * depth + ks[None, :]
         ups_at = weights_at + num_outputs.to(tl.int64) * depth
         x_at = x + rows[None, :].to(tl.int64) * depth + ks[:, None]
         total = tl.zeros((BN, BM), tl.float32)
@@ -197,11 +202,8 @@ def _grouped_e2m1(
     begin(EARLY)
     expert = tl.load(experts + block)
     if expert >= 0:
-        pair = tl.load(pairs + block * BM + tl.arange(0, BM))
-        is_row = pair < num_pairs
-        rows = pair // K if GATED else pair
-        sides = 2 if GATED else 1
-        first = expert * sides * num_outputs + outputs
+        pair, is_row, rows = _rows_of(pairs + block * BM, num_pairs, K, GATED, BM)
+        first = expert * (2 if GATED else 1) * num_outputs + outputs
         bytes_at = weight + first[:, None].to(tl.int64) * (depth // 2) + places[None, :]
         scales_at = scales + first[:, None] + groups[None, :].to(tl.int64) * num_all
         ups = num_outputs.to(tl.int64) * (depth // 2)

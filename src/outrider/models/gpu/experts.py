@@ -30,7 +30,7 @@ from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.router import route
-from outrider.models.gpu.skinny import product
+from outrider.models.gpu.small_batch_matmul import product
 from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tiles import MOST_ROWS, Kind
 from outrider.models.packed import Layer

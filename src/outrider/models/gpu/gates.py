@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.models.gpu.finish import ACTIVATIONS
-from outrider.models.gpu.skinny import activated
+from outrider.models.gpu.small_batch_matmul import activated
 
 _BLOCK = 2048
 

@@ -2,10 +2,12 @@
 
     y = sum over groups g of  scale_g * (codes_g x_g)        codes: whole numbers, or e4m3 floats
 
-``rounded.py`` does the same faster on Hopper, for groups of 128; this is for other devices and groups. An e4m3 float becomes
-one of 32 bits by moving its bits: the exponent then counts from 127 instead of 7, which a factor of 2^120 makes right.
+``quantised_matmul.py`` does the same faster on Hopper, for groups of 128; this is for other devices and groups. An
+e4m3 float becomes one of 32 bits by moving its bits: the exponent then counts from 127 instead of 7, which a factor
+of 2^120 makes right.
 
-Many rows are multiplied by cuBLAS, which wants 16 bits: ``sixteen_bits`` writes a matrix out in one reading of its codes.
+Many rows are multiplied by cuBLAS, which wants 16 bits: ``sixteen_bits`` writes a matrix out in one reading of its
+codes.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals

@@ -49,7 +49,7 @@ def _has_gluon() -> bool:
 
 
 def can_ring(num_outputs: int, depth: int, dtype: torch.dtype) -> bool:
-    """Products of few bits can take ``rounded.py``: its instructions, whole groups of inputs, whole tiles of outputs."""
+    """Whether few-bit products can take ``quantised_matmul.py``, which needs whole groups of inputs and whole output tiles."""
     return HOPPER and dtype == torch.bfloat16 and depth % 128 == 0 and num_outputs % 128 == 0 and _has_gluon()
 
 

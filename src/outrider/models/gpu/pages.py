@@ -23,15 +23,25 @@ _MOST_ROWS, _MOST_TOKENS = 64, 1 << 19
 """A pool need not hold more than so many of the longest texts, nor more than so many tokens, to begin with."""
 
 
+def _begin(batch_size: int) -> int:
+    """Where pages begin behind the lengths: kernels are compiled for addresses that are multiples of 16 bytes."""
+    return -(-batch_size // 4) * 4
+
+
+def empty_rows(batch_size: int, num_columns: int, device: torch.device) -> Tensor:
+    """Room for ``flat_rows``."""
+    return torch.zeros(_begin(batch_size) + batch_size * num_columns, dtype=torch.int32, device=device)
+
+
 def flat_rows(cache: PagedCache, num_columns: int) -> Tensor:
-    """[B + B * columns] int32 on the host: every row's length, then its ``num_columns`` pages, padded with 0."""
-    pages = [page for row in cache.pages for page in (*row, *[0] * (num_columns - len(row)))]
-    return torch.tensor([*cache.lengths, *pages], dtype=torch.int32)
+    """int32 on the host: every row's length, then its ``num_columns`` pages, padded with 0."""
+    pages, gap = [page for row in cache.pages for page in (*row, *[0] * (num_columns - len(row)))], -len(cache.pages) % 4
+    return torch.tensor([*cache.lengths, *[0] * gap, *pages], dtype=torch.int32)
 
 
 def rows_in(flat: Tensor, batch_size: int, page_len: int) -> Rows:
     """The same, as views for the kernels."""
-    return Rows(flat[:batch_size], flat[batch_size:].view(batch_size, -1), page_len)
+    return Rows(flat[:batch_size], flat[_begin(batch_size) :].view(batch_size, -1), page_len)
 
 
 def hold_enough(pool: PagePool, *, longest: int, beside: int = 0, share: float = _SHARE) -> None:

@@ -13,7 +13,7 @@ from outrider.models.gpu.finish import SILU, Finish
 from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.grouped import sixteen_bits
 from outrider.models.gpu.limits import can_multiply_wide, can_ring
-from outrider.models.gpu.skinny import product
+from outrider.models.gpu.small_batch_matmul import product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, num_parts, tile_for
 from outrider.models.gpu.wide_tiles import wide_tile
 from outrider.models.layers import activation_of

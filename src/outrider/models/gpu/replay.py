@@ -23,7 +23,7 @@ from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import pack_words
-from outrider.models.gpu.pages import flat_rows, rows_in
+from outrider.models.gpu.pages import empty_rows, flat_rows, rows_in
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _MOST_GRAPHS = 32
@@ -103,7 +103,7 @@ class PassGraph:
         batch_size, num_nodes, device = shape.batch_size, shape.num_nodes, decoder.device
         self.shape = shape
         self.tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
-        self.rows = torch.zeros(batch_size * (1 + shape.num_pages), dtype=torch.int32, device=device)
+        self.rows = empty_rows(batch_size, shape.num_pages, device)
         self.depths: Tensor | None = None
         self.words: Tensor | None = None
         self.paths: Tensor | None = None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights
-from outrider.models.gpu.skinny import PLAIN, Ending, Norm
+from outrider.models.attention.tree_tiles import KeySplit, Rows, Sights
+from outrider.models.gpu.small_batch_matmul import PLAIN, Ending, NormParts
 from outrider.models.gpu.sums import add_norm, added
 
 
@@ -19,7 +19,7 @@ class Step:
     shape: tuple[int, int]
     rows: Rows
     sights: Sights
-    cuts: Mapping[int, Cut]
+    cuts: Mapping[int, KeySplit]
     """How keys are cut in layers of each window; 0: without one."""
 
     @property
@@ -36,7 +36,7 @@ class Stream:
     parts: Tensor | None = None
     ending: Ending = PLAIN
 
-    def normed(self, norm: Norm | None) -> Tensor:
+    def normed(self, norm: NormParts | None) -> Tensor:
         """Adds what is left to add to ``x``."""
         return add_norm(self.x, self.parts, norm, self.ending)
 

@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.models.features import ModelConfig
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
-from outrider.models.gpu.skinny import PLAIN, Ending, Norm
+from outrider.models.gpu.small_batch_matmul import PLAIN, Ending, NormParts
 
 
-def add_norm(residual: Tensor, parts: Tensor | None, norm: Norm | None, ending: Ending = PLAIN) -> Tensor:
+def add_norm(residual: Tensor, parts: Tensor | None, norm: NormParts | None, ending: Ending = PLAIN) -> Tensor:
     """The norm of residual + ended parts, [M, H]; without a norm the sum. The residual [M, H] is overwritten with the sum;
     ``parts`` is [M, H] or [parts, M, H], None to add nothing."""
     if norm is None and parts is None:
@@ -107,3 +108,18 @@ def added(x: Tensor, parts: Tensor | None, ending: Ending = PLAIN) -> Tensor:
     if ending.norm is not None:
         total = torch.rms_norm(total, total.shape[-1:], ending.norm.weight.float(), ending.norm.eps)
     return (x.float() + total * ending.scale).to(x.dtype)
+
+
+def summed(parts: Tensor, bias: Tensor | None) -> Tensor:
+    """[M, H] the parts [M, H] or [parts, M, H] with the bias, added in their order and rounded once."""
+    if parts.dim() == 2 and bias is None:
+        return parts
+    return add_norm(torch.zeros_like(parts if parts.dim() == 2 else parts[0]), parts, None, Ending(bias))
+
+
+def ended_logits(logits: Tensor, config: ModelConfig) -> Tensor:
+    """The head's products, scaled and squashed as the model says, in place."""
+    if config.logit_scale != 1.0:
+        logits = logits.mul_(config.logit_scale)
+    cap = config.final_softcap
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -19,6 +19,6 @@ class Tile:
     copied: bool = False
     """Tiles of the operands are fetched by the copy engine of Hopper and later, which leaves the threads to multiply."""
     ringed: bool = False
-    """Weights of few bits go through a ring of shared memory (``rounded.py``): BN of 16 per warp, BK of whole groups."""
+    """Few-bit weights go through a ring of shared memory (``quantised_matmul.py``): BN of 16 per warp, BK of whole groups."""
     is_wide: bool = False
     """More than 64 rows, fetched by one warp and multiplied by groups of others (``wide.py``): BN of 64 or 128."""

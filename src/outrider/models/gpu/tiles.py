@@ -7,7 +7,7 @@
     down           28.1            31.5            32.4    36.1        27.3
     head          235.5           254.5           244.0   271.9       244.3
 
-    rounded (``rounded.py``; qkv, out, gate and up, down, head; floors of 8 bits 5.9, 3.9, 27.3, 13.7, 122, of 4 half of that)
+    ``quantised_matmul.py`` (qkv, out, gate and up, down, head; floors of 8 bits 5.9, 3.9, 27.3, 13.7, 122, of 4 half of it)
     rows            1 (8 at the head)              32                             64
     8 bits          8.5  7.3  31.7  17.3  130      11.8  9.3  43.7  21.4  152     16.6  12.8  68.9  32.7  263
     4 bits          7.1  5.2  20.1  12.8   83      10.3  8.1  37.4  21.2  146     18.4  12.0  66.0  32.5  275

@@ -1,15 +1,16 @@
-"""Products of more than 64 rows, at the speed of the tensor cores: one warp fetches, one or two groups of four multiply.
+"""Products of more than 64 rows, at the speed of the tensor cores: one warp fetches, one or two groups of four
+multiply.
 
-With a hundred rows and more a product is no longer the time to read its matrix. The weights are the left operand, as in
-``skinny.py``, 64 outputs to a group of warps. A ring of tiles in shared memory lies between the warp that asks the copy engine
-for them and the groups that multiply, so neither waits while the other has something to do. The first weights are asked for
-before the kernel in front has ended; the activations, which it writes, are not.
+With a hundred rows and more a product is no longer the time to read its matrix. The weights are the left operand, as
+in ``small_batch_matmul.py``, 64 outputs to a group of warps. A ring of tiles in shared memory lies between the warp
+that asks the copy engine for them and the groups that multiply, so neither waits while the other has something to do.
+The first weights are asked for before the kernel in front has ended; the activations, which it writes, are not.
 
     y_c = W_c x_c                       gated: silu(W_gate x) * (W_up x)
 
-Every output is one sum over k in the order of k, cut into the same parts as in ``skinny.py``, so its bits are those of a pass
-of one row. Rows of a program are 64, 128 or 256, alone or with a smaller power of two beside them (192 = 128 + 64).
-``wide_tiles.py`` chooses. Written in Gluon, for Hopper, whose instructions these are.
+Every output is one sum over k in the order of k, cut into the same parts as in ``small_batch_matmul.py``, so its bits
+are those of a pass of one row. Rows of a program are 64, 128 or 256, alone or with a smaller power of two beside them
+(192 = 128 + 64). ``wide_tiles.py`` chooses. Written in Gluon, for Hopper, whose instructions these are.
 """
 
 # ruff: noqa: N803, N806, RUF005 - kernels write compile-time numbers in capitals, and cannot unpack
@@ -168,7 +169,7 @@ def _multiply(
 
 @gluon.jit
 def _activated(gate, ACTIVATION: gl.constexpr):
-    """``skinny.activated`` in this language, for one side; the clamped one is not known here."""
+    """``small_batch_matmul.activated`` in this language, for one side; the clamped one is not known here."""
     gl.static_assert(ACTIVATION < 4)
     if ACTIVATION == 1:
         gate = gate / (1.0 + gl.exp(-gate))
@@ -207,8 +208,9 @@ def wide_kernel(
     ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
     SIDES: gl.constexpr, GROUPS: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """A program: 64 outputs for each of ``GROUPS`` groups, the rows of a tile and of ``more_tiles`` where there are any
-    (``REST``), over a part of the sum. A gated matrix has two ``SIDES``. Programs next to each other share the weights."""
+    """A program: 64 outputs for each of ``GROUPS`` groups, the rows of a tile and of ``more_tiles`` where there are
+    any (``REST``), over a part of the sum. A gated matrix has two ``SIDES``. Programs next to each other share the
+    weights."""
     MAIN: gl.constexpr = tiles.block_type.shape[0]
     BK: gl.constexpr = tiles.block_type.shape[1]
     row, output, part = gl.program_id(0) * (MAIN + REST), gl.program_id(1) * GROUPS * _GROUP, gl.program_id(2)

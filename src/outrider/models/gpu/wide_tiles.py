@@ -24,6 +24,19 @@ _OVERHEAD = 4000
 _OVERLAP = 0.25
 
 
+_STEP = 32
+"""Numbers of rows up to the same multiple of it have the same tile: it divides all of ``ROWS``."""
+
+
+@lru_cache(maxsize=64)
+def telling_rows(num_outputs: int, num_parts: int, *, gated: bool, most: int) -> list[int]:
+    """Numbers of rows that have between them every tile that any number up to ``most`` has."""
+    found: dict[Tile, int] = {}
+    for num_rows in range(64 + _STEP, most + 1, _STEP):
+        found.setdefault(wide_tile(num_rows, num_outputs, num_parts, gated=gated), num_rows)
+    return list(found.values())
+
+
 @lru_cache(maxsize=4096)
 def wide_tile(num_rows: int, num_outputs: int, num_parts: int, *, gated: bool) -> Tile:
     """The tile for a product."""

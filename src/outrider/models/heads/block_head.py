@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_beside, safe_sight
 from outrider.models.layers import rotate
 
@@ -32,24 +32,23 @@ class BlockHead(Head, ABC):
         assert config.layer is not None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = nn.Linear((len(config.taps) or 3) * config.hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = Norm(config.hidden_size, config.norm_eps)
+        self.hidden_norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.layers = nn.ModuleList(HeadLayer(config.layer, num_norms=1) for _ in range(config.num_layers))
-        self.norm = Norm(config.hidden_size, config.norm_eps)
-        if self.has_readout:
-            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.norm = HeadNorm(config.hidden_size, config.norm_eps)
+        self.add_readout()
         self.rotations = Rotations(config.layer)
 
     @property
     @abstractmethod
     def num_places(self) -> int:
-        """Places of a block, the newest token's included."""
+        """Number of positions in a block, the newest token's included."""
 
     @property
     def frozen(self) -> tuple[str, ...]:
         return (*super().frozen, "lm_head.weight")
 
     def fuse(self, features: Tensor) -> Tensor:
-        """[..., H] the target's states as the layers remember them."""
+        """[..., H] the target's states, as the layers store them."""
         return self.hidden_norm(self.fc(features))
 
     def entries(self, context: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -57,33 +56,27 @@ class BlockHead(Head, ABC):
         return [cast("HeadLayer", layer).self_attn.entries(context) for layer in self.layers]
 
     def block(self, tokens: Tensor, attending: Sequence[Attending], dtype: torch.dtype) -> Tensor:
-        """[B, N, H] states of the places that hold ``tokens``, through all layers, each with its own attention."""
+        """[B, N, H] states of the positions that hold ``tokens``, through all layers, each with its own attention."""
         states = self.embed_tokens(tokens).to(dtype)
         for layer, sees in zip(self.layers, attending, strict=True):
             states = layer(states, sees)
         return states
 
     def blocks(self, batch: PackedTexts) -> tuple[Tensor, ...]:
-        """[R, L, H] per place of a block: the blocks behind all places of packed texts."""
+        """[R, L, H] per position of a block: the blocks after all positions of packed texts."""
         context = self.fuse(batch.features)
         attending = [PackedBlocks(self, batch, *entries) for entries in self.entries(context)]
         open_places = [torch.full_like(batch.tokens, self.config.mask_token)] * (self.num_places - 1)
         tokens = torch.cat([batch.shifted(batch.tokens, 1), *open_places], 1)
         return self.block(tokens, attending, context.dtype).chunk(self.num_places, 1)
 
-    def read_off(self, normed: Tensor) -> Tensor:
-        """[..., Vd] logits of states after the final norm, by the target's own output matrix."""
-        if self.has_readout:
-            return self.lm_head(normed)
-        return nn.functional.linear(normed, self.embed_tokens.weight.to(normed.dtype))
-
 
 @final
 class PackedBlocks(Attending):
-    """Blocks behind all places of packed texts at once, in one layer: [R, heads, P L, D], a block's places L apart."""
+    """Blocks after all positions of packed texts at once, in one layer: [R, heads, P L, D], a block's positions L apart."""
 
     def __init__(self, head: BlockHead, batch: PackedTexts, keys: Tensor, values: Tensor) -> None:
-        """``keys`` and ``values`` of the target's features at every place."""
+        """``keys`` and ``values`` are those of the target's features at every position."""
         assert head.config.layer is not None
         self._config, self._rotations, self._positions = head.config.layer, head.rotations, batch.positions
         self._num_places, self._sight = head.num_places, safe_sight(batch)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
+from outrider.models.heads.level_weights import Affine
 
 
 class Blocks(nn.Module):
@@ -24,8 +25,22 @@ class Blocks(nn.Module):
             x = x + F.silu(layer(x))
         return x
 
+    @staticmethod
+    def of(module: nn.Module) -> Blocks:
+        """One of a list of blocks, whose type a module list forgets."""
+        assert isinstance(module, Blocks)
+        return module
+
+    def native_weights(self) -> tuple[Affine, ...]:
+        return tuple(map(Affine.of, self.layers))
+
 
 def new_readouts(config: HeadConfig, num_heads: int) -> nn.ModuleList:
     """One output matrix per head, or one for all."""
     count = num_heads if config.own_readouts else 1
     return nn.ModuleList(nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) for _ in range(count))
+
+
+def readout_of(readouts: nn.ModuleList, head: int) -> nn.Module:
+    """The output matrix of a head: its own, or the one for all."""
+    return readouts[min(head, len(readouts) - 1)]

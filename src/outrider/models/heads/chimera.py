@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from outrider.models.heads.blocks import Blocks
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.ends import Ends
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_beside, safe_sight
 from outrider.models.layers import rotate
@@ -51,14 +51,14 @@ class ChimeraHead(Head):
         super().__init__(config)
         assert config.num_depths is not None and config.layer is not None
         size, count = config.hidden_size, config.num_depths if config.own_readouts else 1
-        self.target_norm = Norm(size, config.norm_eps)
+        self.target_norm = HeadNorm(size, config.norm_eps)
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
         self.trigram = TrigramEncoder(size)
         self.layer = HeadLayer(config.layer, num_norms=1)
         self.lm_heads = nn.ModuleList(nn.Linear(2 * size, config.draft_vocab_size, bias=False) for _ in range(count))
         self.rotations = Rotations(config.layer)
 
-    def adopt(self, ends: Ends, ids: Tensor) -> None:
+    def adopt(self, ends: EmbeddingAndOutput, ids: Tensor) -> None:
         super().adopt(ends, ids)
         for head in self.lm_heads:
             assert isinstance(head, nn.Linear)
@@ -86,7 +86,7 @@ class ChimeraHead(Head):
 
 
 def _trigrams(batch: PackedTexts) -> Tensor:
-    """[R, L, 3] the tokens that end at each place of packed texts."""
+    """[R, L, 3] the tokens that end at each position of packed texts."""
     places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     backs = [batch.positions.clamp(max=NUM_TOKENS - 1 - index) for index in range(NUM_TOKENS)]
     return torch.stack([batch.tokens.gather(1, places - back) for back in backs], -1)
@@ -94,7 +94,7 @@ def _trigrams(batch: PackedTexts) -> Tensor:
 
 @final
 class _PackedContext(Attending):
-    """The trigrams behind all places of packed texts, over the target's states and what the layer made of earlier depths."""
+    """Attention of the trigrams after all positions to the target's states, and to the layer's outputs at earlier depths."""
 
     def __init__(self, head: ChimeraHead, batch: PackedTexts, known: Tensor) -> None:
         assert head.config.layer is not None
@@ -109,7 +109,7 @@ class _PackedContext(Attending):
         return attend_beside(rotate(queries, rotation) * self._config.query_scale, all_keys, all_values, self._sight)
 
     def note(self, found: Tensor) -> None:
-        """Deeper trigrams see what the layer made of this one, not the trigram itself."""
+        """Store the layer's output, which deeper trigrams see instead of the trigram."""
         self._held.append(self._rotated(*self._head.entries(found), shift=len(self._held)))
 
     def _rotated(self, keys: Tensor, values: Tensor, shift: int) -> tuple[Tensor, Tensor]:

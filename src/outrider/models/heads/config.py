@@ -23,37 +23,37 @@ class HeadConfig:
     vocab_size: int
     """The target's."""
     draft_vocab_size: int
-    """Tokens the heads can say."""
+    """Number of tokens that the heads can produce."""
     taps: tuple[int, ...]
     target_layers: int
-    """0 where a public folder does not say."""
+    """Number of target layers; 0 if a public folder does not say."""
     num_depths: int | None = None
-    """Heads, for kinds with one head per depth; None for a head that is applied again and again."""
+    """Number of heads, for kinds with one head per depth; None for a head that is applied repeatedly."""
     num_blocks: int = 1
     """Residual blocks per head."""
     own_readouts: bool = True
-    """Every head has an output matrix of its own; else they share one."""
+    """Whether every head has its own output matrix; otherwise they share one."""
     prefix: bool = False
-    """A decoder layer reads the target's states before the heads do (Hydra++)."""
+    """Whether a decoder layer reads the target's states before the heads do (Hydra++)."""
     layer: ModelConfig | None = None
     """The decoder layer, for kinds that have one."""
     num_layers: int = 1
-    """Decoder layers on top of each other (P-EAGLE, DFlash)."""
+    """Number of stacked decoder layers (P-EAGLE, DFlash)."""
     inner_size: int = 0
-    """Width of the heads' own states where it is not the target's (MLP speculator, ReDrafter); 0 where it is."""
+    """Width of the heads' states if it differs from the target's (MLP speculator, ReDrafter); otherwise 0."""
     tie_stages: bool = False
-    """All stages of an MLP speculator are one."""
+    """Whether all stages of an MLP speculator share their weights."""
     scale_input: bool = False
-    """An MLP speculator reads the target's state scaled to length 1 / sqrt 2."""
+    """Whether an MLP speculator scales the target's state to length 1 / sqrt 2."""
     stride: int = 1
-    """Tokens from one leap head to the next (L-MTP)."""
+    """Tokens from one head to the next (L-MTP)."""
     mask_token: int = 0
-    """The token that stands for those not known yet (P-EAGLE, DFlash)."""
+    """The token at unknown positions (P-EAGLE, DFlash)."""
     norm_eps: float = 1e-5
     tied: bool = False
-    """The output matrix is the embedding."""
+    """Whether the output matrix is the embedding."""
     signature: tuple[float, ...] = ()
-    """What the target's readout says to a fixed state: tells targets of one shape apart."""
+    """Logits of the target's output layer at a fixed state, which tell targets of one shape apart."""
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -32,7 +32,7 @@ class DflashHead(BlockHead):
 
     @property
     def num_places(self) -> int:
-        """Places of a block: the newest token's and the open ones."""
+        """Number of positions in a block: the newest token's and the open ones."""
         return 1 + (self.config.num_depths or 4)
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
@@ -45,7 +45,7 @@ class DflashHead(BlockHead):
 
 @final
 class DflashKind(HeadKind[DflashHead]):
-    """Folders of DFlash heads. Public ones say some things in other words: a block counts the newest token."""
+    """Folders of DFlash heads. A public block size counts the newest token."""
 
     name = "dflash"
     module = DflashHead
@@ -62,7 +62,7 @@ class DflashKind(HeadKind[DflashHead]):
     served_by = "outrider, vLLM (export vllm), llama.cpp (export gguf)"
 
     def read_keys(self, raw: Raw) -> Raw:
-        """The plain format counts layers by their outputs, that of the speculators package by what enters them."""
+        """Our keys. The plain format numbers layers by their outputs, the speculators package by their inputs."""
         if "block_size" not in raw:
             return raw
         nested: Raw = raw.get("dflash_config") or {}
@@ -72,7 +72,7 @@ class DflashKind(HeadKind[DflashHead]):
         return {**raw, **ours}
 
     def export(self, head: DflashHead, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
-        """Embedding and output matrix are written though they are the target's."""
+        """Exports embedding and output matrix too, though they are the target's."""
         del form, target_name
         need_whole_vocabulary(head.config)
         kept = {name: tensor for name, tensor in state.items() if name != "d2t"}

@@ -33,13 +33,13 @@ _RANK = 256
 
 @final
 class DsparkHead(BlockHead):
-    """Places whose tokens are chosen one after the other. A state is [h ; m ; W1[x]]."""
+    """A head that chooses the tokens of its positions one after the other. A state is [h ; m ; W1[x]]."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         raw, size = config.raw, config.hidden_size
         self.skipped = 0 if raw.get("sample_from_anchor", True) else 1
-        """Places at the block's beginning that answer for nothing."""
+        """Positions at the start of a block that predict nothing."""
         self.markov_head = MarkovHead(
             str(raw.get("markov_head_type", "vanilla")),
             hidden_size=size,
@@ -57,11 +57,11 @@ class DsparkHead(BlockHead):
         return self.skipped + (self.config.num_depths or 4)
 
     def memory(self, like: Tensor) -> Tensor:
-        """[..., r] what the Markov head remembers before the first place."""
+        """[..., r] initial memory of the Markov head."""
         return like.new_zeros(*like.shape[:-1], self.markov_head.rank)
 
     def follow(self, normed: Tensor, tokens: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., H + 2r] the state of a place after ``tokens``, and the memory then; ``normed`` is its state in the block."""
+        """[..., H + 2r] the state of a position after ``tokens``, and the new memory. ``normed`` is its state in the block."""
         embedded = self.markov_head.embed(tokens, normed.dtype)
         mixed, memory = self.markov_head.mix(normed, embedded, memory)
         return torch.cat([normed, mixed, embedded], -1), memory
@@ -94,7 +94,7 @@ class DsparkHead(BlockHead):
 
 @final
 class DsparkKind(HeadKind[DsparkHead]):
-    """Folders of DSpark heads. A public block counts the places that are filled; layers are counted by their outputs."""
+    """Folders of DSpark heads. A public block size counts the filled positions; layers are numbered by their outputs."""
 
     name = "dspark"
     module = DsparkHead
@@ -118,7 +118,7 @@ class DsparkKind(HeadKind[DsparkHead]):
         return {**super().new_keys(raw), **named, "enable_confidence_head": True, "confidence_head_with_markov": True}
 
     def read_keys(self, raw: Raw) -> Raw:
-        """The plain format counts layers by their outputs, that of the speculators package by what enters them."""
+        """Our keys. The plain format numbers layers by their outputs, the speculators package by their inputs."""
         if "block_size" not in raw:
             return raw
         raw = {**(raw.get("dflash_config") or {}), **raw}
@@ -127,7 +127,7 @@ class DsparkKind(HeadKind[DsparkHead]):
         return {**raw, "num_heads": int(raw["block_size"]) - skipped, "eagle_aux_hidden_state_layer_ids": taps}
 
     def export(self, head: DsparkHead, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
-        """Embedding and output matrix are written though they are the target's."""
+        """Exports embedding and output matrix too, though they are the target's."""
         del target_name
         markov = head.markov_head.form
         if form == "vllm" and markov != "vanilla":

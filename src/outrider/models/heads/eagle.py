@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from outrider.models.decoder_weights import Weights
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import FeatureHead, Norm, PackedTexts
+from outrider.models.heads.head import FeatureHead, HeadNorm, PackedTexts
 from outrider.models.heads.layer import Attending, PackedAttending, Rotations
 
 
@@ -26,8 +27,12 @@ class EagleHead(FeatureHead, ABC):
 
     @property
     def state_size(self) -> int:
-        """Numbers of a state."""
+        """Size of a state."""
         return self.config.hidden_size
+
+    def native_weights(self) -> Weights | None:
+        """The weights for a native model of this layer; None if the native pass has no such layer."""
+        return None
 
     @abstractmethod
     def step(self, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
@@ -42,11 +47,11 @@ class EagleHead(FeatureHead, ABC):
 
 
 class ReadByTarget(EagleHead, ABC):
-    """Guesses features of the target's last layer, under its norm, which the target's output matrix reads."""
+    """Predicts the normalised features of the target's last layer, which the target's output matrix reads."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -56,17 +61,9 @@ class ReadByTarget(EagleHead, ABC):
         return self.target_norm(features)
 
     def said(self, state: Tensor) -> Tensor:
-        """[..., H] the part of a state that is read."""
+        """[..., H] the part of a state that the output matrix reads."""
         return state
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
-        said = self.said(state)
-        if self.has_readout:
-            return self.lm_head(said)
-        return nn.functional.linear(said, self.embed_tokens.weight.to(said.dtype))
-
-    def add_readout(self) -> None:
-        """The output matrix, where it is not the embedding. Called last: the order of parameters is that of random numbers."""
-        if self.has_readout:
-            self.lm_head = nn.Linear(self.config.hidden_size, self.config.draft_vocab_size, bias=False)
+        return self.read_off(self.said(state))

@@ -12,6 +12,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from outrider.models.decoder_weights import Weights
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.eagle import ReadByTarget
 from outrider.models.heads.kind import Exported, HeadKind, need_whole_vocabulary, only, plain_keys
@@ -28,6 +29,15 @@ class Eagle1Head(ReadByTarget):
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([HeadLayer(config.layer, num_norms=0)])
         self.add_readout()
+
+    def native_weights(self) -> Weights | None:
+        first = self.layers[0]
+        layer = first.native_weights() if isinstance(first, HeadLayer) else None
+        if layer is None:
+            return None
+        embedding = self.embed_tokens.weight.data
+        head = self.lm_head.weight.data if self.has_readout else embedding
+        return Weights(embedding, [layer], None, head, entry=self.fc.weight.data)
 
     def step(self, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
         x = self.fc(torch.cat([self.embed_tokens(tokens).to(states.dtype), states], -1))

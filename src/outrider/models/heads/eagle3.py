@@ -13,27 +13,28 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from outrider.models.decoder_weights import Weights
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.eagle import EagleHead
-from outrider.models.heads.head import Head, Norm
+from outrider.models.heads.head import Head, HeadNorm
 from outrider.models.heads.kind import Exported, GgufLayout, HeadKind, Raw, plain_keys
 from outrider.models.heads.layer import Attending, HeadLayer
 from outrider.models.heads.layer_numbers import both_spellings
 
 PARALLEL_TOKENS = frozenset({"pard_token", "ptd_token_id"})
-"""Keys by which vLLM tells P-EAGLE, whose architecture has the same name."""
+"""Keys by which vLLM recognises P-EAGLE, whose architecture has the same name."""
 
 
 @final
 class Eagle3Head(EagleHead):
-    """Keeps states of its own."""
+    """Predicts states of its own instead of the target's."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         self.fc = nn.Linear((len(config.taps) or 3) * config.hidden_size, config.hidden_size, bias=False)
         assert config.layer is not None
         self.midlayer = HeadLayer(config.layer, num_norms=2)
-        self.norm = Norm(config.hidden_size, config.norm_eps)
+        self.norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -46,6 +47,12 @@ class Eagle3Head(EagleHead):
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
         return self.lm_head(self.norm(state))
+
+    def native_weights(self) -> Weights | None:
+        layer = self.midlayer.native_weights()
+        if layer is None:
+            return None
+        return Weights(self.embed_tokens.weight.data, [layer], self.norm.weight.data, self.lm_head.weight.data)
 
 
 @final
@@ -86,20 +93,21 @@ KIND = Eagle3Kind()
 
 
 def known_tokens(head: Head) -> Tensor:
-    """[V] the target's tokens that the heads can say."""
+    """[V] true for the target's tokens that the heads can produce."""
     known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
     known[head.target_ids.cpu()] = True
     return known
 
 
 def vllm_keys(head: Head, default_taps: tuple[int, ...]) -> dict[str, Any]:
-    """vLLM's ``config.json``. Default layers are written without numbers: all engines then take the same ones."""
+    """vLLM's ``config.json``. Default layers are left out, because all engines choose the same ones."""
     layers = {} if head.config.taps == default_taps else both_spellings(head.config.taps)
     return {**plain_keys(head), "architectures": ["LlamaForCausalLMEagle3"], **layers}
 
 
 def _speculators_keys(head: Head, target_name: str) -> dict[str, Any]:
-    """The residual is the raw state, which has to be said: the format's own default is the normed one."""
+    """The ``config.json`` of the speculators package. It says that the residual is the raw state, since the default is
+    the normalised one."""
     config, raw, own = head.config, plain_keys(head), ("draft_vocab_size", "architectures")
     layer = {key: value for key, value in raw.items() if key not in own}
     greedy = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}

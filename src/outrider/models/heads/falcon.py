@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import ModelError
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import FeatureHead, Norm, PackedTexts
+from outrider.models.heads.head import FeatureHead, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind, Raw
 from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_beside, safe_sight
 from outrider.models.layers import rotate
@@ -43,11 +43,10 @@ class FalconHead(FeatureHead):
         size = config.hidden_size
         self.block_len = int(config.raw.get("block_len", 2))
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        self.target_norm = Norm(size, config.norm_eps)
+        self.target_norm = HeadNorm(size, config.norm_eps)
         self.lstm = nn.ModuleList([nn.LSTMCell(2 * size, size), nn.LSTMCell(size, size)])
         self.layers = nn.ModuleList([HeadLayer(config.layer, num_norms=0)])
-        if self.has_readout:
-            self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.add_readout()
         self.rotations = Rotations(config.layer)
 
     @property
@@ -60,21 +59,21 @@ class FalconHead(FeatureHead):
 
     @property
     def carried_size(self) -> int:
-        """Numbers that are carried from column to column."""
+        """Size of the state carried from column to column."""
         return _NUM_PARTS * self.config.hidden_size
 
     def fuse(self, features: Tensor) -> Tensor:
         return self.target_norm(features)
 
     def advance(self, tokens: Tensor, features: Tensor, carried: Tensor) -> Tensor:
-        """[N, 4H] what is carried on after columns [N] and [N, H], from what was carried before them."""
+        """[N, 4H] the carried state after columns [N] and [N, H], from the state before them."""
         first, first_cell, second, second_cell = carried.chunk(_NUM_PARTS, -1)
         x = torch.cat([self.embed_tokens(tokens).to(features.dtype), features], -1)
         lower = self.lstm[0](x, (first, first_cell))
         return torch.cat([*lower, *self.lstm[1](lower[0], (second, second_cell))], -1)
 
     def read(self, tokens: Tensor, features: Tensor, carried: Tensor, first: Tensor | None = None) -> Tensor:
-        """[N, M, 4H] what is carried after each of M columns in a row; nothing is carried to columns that are ``first``."""
+        """[N, M, 4H] the carried state after each of M consecutive columns. Columns that are ``first`` start from zero."""
         found = list[Tensor]()
         for column in range(tokens.shape[1]):
             if first is not None:
@@ -84,14 +83,12 @@ class FalconHead(FeatureHead):
         return torch.stack(found, 1)
 
     def entering(self, carried: Tensor) -> Tensor:
-        """[..., H] of what is carried, that which enters the decoder layer."""
+        """[..., H] the part of the carried state that enters the decoder layer."""
         return carried.chunk(_NUM_PARTS, -1)[2]
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
-        if self.has_readout:
-            return self.lm_head(state)
-        return F.linear(state, self.embed_tokens.weight.to(state.dtype))
+        return self.read_off(state)
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
         size, (tokens, features) = self.block_len, self._columns(batch)
@@ -110,7 +107,7 @@ class FalconHead(FeatureHead):
             positions = batch.positions[:, None] + begin + 1 + torch.arange(size, device=positions.device)[:, None]
 
     def _columns(self, batch: PackedTexts) -> tuple[Tensor, Tensor]:
-        """Tokens and features of the columns, those that are revealed a block ahead."""
+        """Tokens and features of the columns; revealed ones come from a block ahead."""
         tokens, features = batch.shifted(batch.tokens, 1), self.fuse(batch.features)
         if batch.revealed is None:
             return tokens, features
@@ -118,7 +115,7 @@ class FalconHead(FeatureHead):
         return torch.where(batch.revealed, ahead[0], tokens), torch.where(batch.revealed[..., None], ahead[1], features)
 
     def glance(self, batch: PackedTexts, share: float) -> PackedTexts:
-        """Reveal random columns: as many as a ``share`` of the wrong guesses for the text."""
+        """Reveal random columns, as many as a ``share`` of the wrong guesses."""
         with torch.no_grad():
             *_, last = self.depths(batch, self.block_len)
             said = self.target_ids[self.readout(self.block_len - 1, last).argmax(-1)]
@@ -130,7 +127,7 @@ class FalconHead(FeatureHead):
 
 @final
 class _PackedBlocks(Attending):
-    """Blocks behind all places of packed texts at once: [R, heads, k L, D], a block's columns L apart."""
+    """Blocks after all positions of packed texts at once: [R, heads, k L, D], a block's columns L apart."""
 
     def __init__(self, head: FalconHead, batch: PackedTexts, columns: Tensor) -> None:
         assert head.config.layer is not None
@@ -141,14 +138,14 @@ class _PackedBlocks(Attending):
         self._is_first, self._positions = True, batch.positions
 
     def states(self, columns: Tensor, positions: Tensor) -> Tensor:
-        """[R, k, L, H] states of the next blocks, from the columns of that shape that enter the layer."""
+        """[R, k, L, H] states of the next blocks, from the layer's inputs of that shape."""
         self._positions = positions
         states = self._head.layer(columns.flatten(1, 2), self)
         self._is_first = False
         return states.unflatten(1, positions.shape[1:])
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The entries of the first blocks are those of the text; later blocks add their own."""
+        """Attention. The first blocks' keys and values are those of the text; later blocks add their own."""
         size = self._head.block_len
         rotation = self._head.rotations.at(self._positions.flatten(1), queries.dtype)
         if not self._is_first:
@@ -169,7 +166,7 @@ class _PackedBlocks(Attending):
 
 
 def _earlier(columns: Tensor, backs: Tensor) -> Tensor:
-    """[R, k, L, H] the columns [R, L, H] that stand ``backs`` [R, k, L] before each place."""
+    """[R, k, L, H] the columns [R, L, H] at ``backs`` [R, k, L] positions before each one."""
     places = torch.arange(columns.shape[1], device=columns.device) - backs
     index = places.flatten(1)[..., None].expand(-1, -1, columns.shape[2])
     return columns.gather(1, index).unflatten(1, backs.shape[1:])

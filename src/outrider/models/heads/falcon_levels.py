@@ -1,7 +1,7 @@
 """The blocks of a Falcon tree, on the host and in a captured round.
 
 Keeps the blocks that were opened: their states, what they carry on and which columns they see. Whoever grows a tree says how
-columns look at the text and at one another (``Look``).
+columns look at the text and at one another (``BlockAttention``).
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from outrider.models.heads.falcon import FalconHead
 from outrider.models.heads.levels import HeadLevels
 
 
-class Look(Protocol):
+class BlockAttention(Protocol):
     """The decoder layer over the columns of blocks."""
 
     def __call__(self, columns: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
-        """[B, N, H] states of columns [B, N, H] at positions [B, N], behind those of all calls before. ``seen`` [B, N, columns
-        of these calls and of this one] says what each sees beside the text; None for columns that are of the text."""
+        """[B, N, H] states of columns [B, N, H] at positions [B, N], after those of all earlier calls. ``seen`` [B, N,
+        columns of all calls] masks columns beside the text; None for columns of the text."""
         ...
 
 
 @final
 class FalconLevels(HeadLevels):
-    """The nodes that a Falcon head was asked about in one round."""
+    """The nodes that a Falcon head expanded in one round."""
 
-    def __init__(self, head: FalconHead, last: Tensor, num_columns: Tensor, roots: Tensor, look: Look) -> None:
-        """``last`` [B, k, 4H] is what each row's last k columns carry on, of ``num_columns`` [B, 1]; ``roots`` [B, 1]."""
+    def __init__(self, head: FalconHead, last: Tensor, num_columns: Tensor, roots: Tensor, look: BlockAttention) -> None:
+        """``last`` [B, k, 4H] is the carried state of each row's last k of ``num_columns`` [B, 1] columns; ``roots`` is
+        [B, 1]."""
         super().__init__(head)
         self._falcon, self._size, self._look, self._lengths = head, head.block_len, look, num_columns
         self._seen = torch.ones(len(last), 1, 0, dtype=torch.bool, device=last.device)
-        """[B, blocks, own columns]: what each block sees of the columns of blocks below the root's."""
+        """[B, blocks, own columns] mask: which columns of blocks below the root's each block sees."""
         self._carried, self._block = last[:, -1:], torch.zeros_like(roots)
-        """[B, blocks, 4H], and [B, nodes] number of the block whose laws a node has."""
+        """[B, blocks, 4H] carried states, and [B, nodes] the block whose laws a node uses."""
         self._path = roots[..., None].expand(-1, -1, self._size)
-        """[B, nodes, k] the last tokens on the way to a node."""
+        """[B, nodes, k] the last tokens on the path to each node."""
         positions = (num_columns + torch.arange(-self._size, 0, device=last.device)).clamp(min=0)
         self._outputs = look(head.entering(last), positions, None)[:, None]
         """[B, blocks, k, H]"""
@@ -55,7 +56,7 @@ class FalconLevels(HeadLevels):
         return _at(self._outputs[:, :, self.depth % self._size], blocks)
 
     def _open(self, tokens: Tensor, above: Tensor) -> Tensor:
-        """[B, M] numbers of new blocks that hold ``tokens`` [B, M, k], below the blocks ``above`` [B, M]."""
+        """[B, M] numbers of new blocks with ``tokens`` [B, M, k], below the blocks ``above`` [B, M]."""
         head, (rows, count), first = self._falcon, above.shape, self._outputs.shape[1]
         features, begin = _at(self._outputs, above), _at(self._carried, above)
         carried = head.read(tokens.flatten(0, 1), features.flatten(0, 1), begin.flatten(0, 1)).unflatten(0, (rows, count))

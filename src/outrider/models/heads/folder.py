@@ -17,7 +17,7 @@ from outrider.core.errors import ModelError
 from outrider.core.interfaces import Target
 from outrider.models.checkpoint import write_checkpoint
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.ends import Ends, read_target
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput, read_target
 from outrider.models.heads.head import Head
 from outrider.models.heads.kinds import KINDS
 from outrider.models.heads.reading import head_config
@@ -26,11 +26,11 @@ from outrider.models.weights import SafetensorsFolder
 
 _SKIPPED = frozenset({"t2d"})
 _CLOSE = 0.98
-"""Cosine between the stored signature and the target's below which they are different models."""
+"""Stored signature and target are different models below this cosine."""
 
 
-def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed: int = 0) -> Head:
-    """Untrained heads for a target. ``ids`` are the target's tokens they can say, ascending; all of them by default."""
+def new_head(config: HeadConfig, ends: EmbeddingAndOutput, *, ids: Tensor | None = None, seed: int = 0) -> Head:
+    """Untrained heads for a target. ``ids`` are the target's tokens they can produce, ascending (default: all)."""
     torch.manual_seed(seed)
     head = module_of(config)
     ids = torch.arange(config.vocab_size) if ids is None else ids
@@ -44,12 +44,13 @@ def new_head(config: HeadConfig, ends: Ends, *, ids: Tensor | None = None, seed:
 
 
 def module_of(config: HeadConfig) -> Head:
-    """Heads of a description, with whatever weights modules start with."""
+    """Heads for a config, with initial weights."""
     return KINDS[config.kind].module(config)
 
 
 def new_config(kind: str, target: Mapping[str, Any], **changes: Any) -> HeadConfig:
-    """Heads for the target with this ``config.json``. ``changes`` override: ``SHAPES``, and any key of the format."""
+    """The config of heads for the target with this ``config.json``. ``changes`` may override ``SHAPES`` and any key of
+    the format."""
     layers = int(target["num_hidden_layers"])
     keys = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act".split()
     keys += "rope_theta rope_scaling rope_parameters max_position_embeddings vocab_size bos_token_id eos_token_id".split()
@@ -72,7 +73,7 @@ SHAPES = (
     "markov_head_type", "draft_window", "max_offset", "block_len", "num_visual_queries", "visual_experts",
     "visual_ratio",
 )  # fmt: skip
-"""What ``new_config`` can be told about the shape of heads."""
+"""Keys with which ``new_config`` changes the shape of heads."""
 
 
 def signature_of(target: Target, hidden_size: int) -> tuple[float, ...]:
@@ -111,8 +112,8 @@ def save_head(
     notes: Mapping[str, Any] | None = None,
     ends: str | None = None,
 ) -> None:
-    """Write a folder whole, or leave the one that is there. ``ends`` names the target's folder, relative to this one, and
-    leaves out what is the target's own."""
+    """Write a folder, complete or not at all. ``ends`` names the target's folder, relative to this one; tensors that are
+    the target's are then left out."""
     left_out = head.frozen if ends else ()
     state = {name: _stored(tensor, dtype) for name, tensor in head.state_dict().items() if name not in left_out}
     if head.config.draft_vocab_size != head.config.vocab_size:
@@ -129,10 +130,14 @@ def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def load_head(
-    folder: str | Path, target: Target | None = None, *, dtype: torch.dtype | None = None, ends: Ends | str | None = None
+    folder: str | Path,
+    target: Target | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    ends: EmbeddingAndOutput | str | None = None,
 ) -> Head:
-    """The heads in a folder, on the target's device, checked against the target. ``ends``, or the target's folder that has
-    them, fill in what a public checkpoint leaves to the target."""
+    """The heads in a folder, on the target's device, checked against the target. ``ends``, or the target's folder,
+    supplies the tensors that a public checkpoint leaves to the target."""
     folder = Path(folder)
     num_layers = 0 if target is None else target.num_layers
     config = head_config(read_config(folder), origin=str(folder), num_layers=num_layers)
@@ -158,8 +163,8 @@ def load_head(
     return head.to(device, dtype or (torch.float32 if target is None or device.type == "cpu" else target.dtype)).eval()
 
 
-def _from_ends(wanted: Mapping[str, Tensor], ends: Ends, ids: Tensor) -> dict[str, Tensor]:
-    """What is the target's own; of its output matrix the rows of the tokens ``ids`` that the heads can say."""
+def _from_ends(wanted: Mapping[str, Tensor], ends: EmbeddingAndOutput, ids: Tensor) -> dict[str, Tensor]:
+    """The target's own tensors. Of its output matrix, only the rows of the tokens ``ids``."""
     readout = ends.readout if len(ids) == len(ends.readout) else ends.readout[ids]
     found = {"embed_tokens.weight": ends.embedding, "target_norm.weight": ends.norm, "lm_head.weight": readout}
     return {name: tensor for name, tensor in found.items() if name in wanted and wanted[name].shape == tensor.shape}

@@ -10,15 +10,14 @@ from typing import final
 
 from torch import Tensor, nn
 
-from outrider.models.heads.head import Head, Norm
+from outrider.models.heads.head import Head, HeadNorm
 from outrider.models.linear import linear_of
 from outrider.models.norms import rms_norm
 from outrider.models.packed import GROUP, pack
 
 
 def quicken(head: Head, bits: int = 16) -> Head:
-    """The same heads, frozen, with matrices of so many bits. Changes ``head``; on other devices than a CPU, those of 16 bits
-    stay as they are."""
+    """The same heads, frozen, with matrices of this many bits. Changes ``head``. 16-bit matrices change on a CPU only."""
     on_cpu = next(head.parameters()).device.type == "cpu"
     if not on_cpu and bits == 16:
         return head
@@ -26,7 +25,7 @@ def quicken(head: Head, bits: int = 16) -> Head:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 module.add_module(name, _FrozenLinear(child) if bits == 16 else RoundedHeadLinear(child, bits))
-            elif isinstance(child, Norm) and on_cpu:
+            elif isinstance(child, HeadNorm) and on_cpu:
                 module.add_module(name, _FrozenNorm(child))
     return head
 
@@ -35,7 +34,7 @@ def quicken(head: Head, bits: int = 16) -> Head:
 class _FrozenLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = linear.weight
+        self.weight, self.bias = linear.weight, linear.bias
         self._linear = linear_of(linear.weight.data, None if linear.bias is None else linear.bias.data, twofold=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,7 +43,7 @@ class _FrozenLinear(nn.Module):
 
 @final
 class RoundedHeadLinear(nn.Module):
-    """A matrix in 8 bits, or in 4 where its inputs come in groups of 128."""
+    """A matrix in 8 bits, or in 4 if its inputs are a multiple of 128."""
 
     def __init__(self, linear: nn.Linear, bits: int) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class RoundedHeadLinear(nn.Module):
 
 @final
 class _FrozenNorm(nn.Module):
-    def __init__(self, norm: Norm) -> None:
+    def __init__(self, norm: HeadNorm) -> None:
         super().__init__()
         self.weight = norm.weight
         self._norm = rms_norm(norm.weight.data, norm.eps)

@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from outrider.models.config import ModelConfig
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.eagle import ReadByTarget
-from outrider.models.heads.head import Norm
+from outrider.models.heads.head import HeadNorm
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadAttention, HeadMlp
 
 
 class SampledFeatures(nn.Module):
-    """Embedding and feature become one vector, of which the embedding picks."""
+    """Combines embedding and feature into one vector: the embedding selects from the feature."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.mlp = HeadMlp(config)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = HeadNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, embedded: Tensor, features: Tensor) -> Tensor:
         mixed = self.fc(torch.cat([embedded, features], -1))
@@ -47,7 +47,7 @@ class ForkedLayer(nn.Module):
         super().__init__()
         self.self_attn = HeadAttention(config, config.hidden_size)
         self.mlp = HeadMlp(config, out_size=2 * config.hidden_size)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = HeadNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, states: Tensor, attending: Attending) -> Tensor:
         states = states + self.self_attn(states, attending)
@@ -56,7 +56,7 @@ class ForkedLayer(nn.Module):
 
 @final
 class FspadHead(ReadByTarget):
-    """A state is [what is said ; what is held to the feature]."""
+    """A state is [the part that is read out ; the part that is compared with the feature]."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)

@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.models.heads.blocks import Blocks, new_readouts
+from outrider.models.decoder_weights import Weights
+from outrider.models.heads.blocks import Blocks, new_readouts, readout_of
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
+from outrider.models.heads.level_weights import Affine, HeadWeights, LevelWeights
 
 
 class HydraBlock(nn.Module):
@@ -40,12 +42,12 @@ class HydraBlock(nn.Module):
 
 @final
 class HydraHead(Head):
-    """Heads that follow from each other's guesses, with or without a prefix layer."""
+    """Heads that depend on each other's guesses, with or without a prefix layer."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         assert config.num_depths is not None
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.heads = nn.ModuleList(HydraBlock(config, depth) for depth in range(config.num_depths))
         self.lm_heads = new_readouts(config, config.num_depths)
@@ -54,12 +56,12 @@ class HydraHead(Head):
             self.rotations = Rotations(config.layer)
 
     def read(self, features: Tensor, attending: Attending | None) -> Tensor:
-        """[B, N, H] the target's states as the heads see them."""
+        """[B, N, H] the target's states, as input of the heads."""
         states = self.target_norm(features)
         return states if attending is None else self.prefix(states, attending)
 
     def state(self, depth: int, read: Tensor, embedded: list[Tensor]) -> Tensor:
-        """[..., H] what head ``depth`` makes of a state and the ``depth + 1`` embeddings after it."""
+        """[..., H] the output of head ``depth`` for a state and the ``depth + 1`` embeddings after it."""
         return self.heads[depth](torch.cat([read, *embedded], -1))
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
@@ -71,7 +73,28 @@ class HydraHead(Head):
             yield self.state(depth, read, embedded)
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
-        return self.lm_heads[depth if self.config.own_readouts else 0](state)
+        return readout_of(self.lm_heads, depth)(state)
+
+    def native_levels(self) -> HeadWeights:
+        levels = (
+            LevelWeights(
+                readout=Affine.of(readout_of(self.lm_heads, depth)).weight,
+                blocks=block.blocks.native_weights(),
+                enter=Affine.of(block.skip),
+                bent=Affine.of(block.mix),
+                embedding=self.embed_tokens.weight.data,
+            )
+            for depth, block in enumerate(self.heads)
+            if isinstance(block, HydraBlock)
+        )
+        norm = None if self.config.has_layer else self.target_norm.weight.data
+        return HeadWeights(levels=tuple(levels), state_norm=norm, moving="tokens")
+
+    def native_prefix(self) -> Weights | None:
+        """The prefix layer as a model that embeds and says nothing; None where there is none."""
+        layer = self.prefix.native_weights() if self.config.has_layer else None
+        nothing = self.target_norm.weight.data.new_zeros(0, self.config.hidden_size)
+        return None if layer is None else Weights(nothing, [layer], self.target_norm.weight.data, nothing)
 
 
 @final

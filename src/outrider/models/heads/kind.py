@@ -30,84 +30,84 @@ _UNUSED = ("rotary_emb.inv_freq",)
 
 @dataclass(frozen=True)
 class GgufLayout:
-    """How llama.cpp wants a kind of heads in a GGUF file (``models/gguf/heads.py``)."""
+    """The GGUF layout of a kind of heads for llama.cpp (``models/gguf/heads.py``)."""
 
     architecture: str
     keys: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """Keys of the architecture that decoders do not have, and what the heads say to each."""
+    """Metadata keys beyond those of decoders, with functions of the heads."""
     pairs_adjacent: bool = False
-    """Rotary pairs stand next to each other."""
+    """Whether rotary pairs are adjacent."""
     num_taps: int = 0
-    """Target layers that it must read; 0 for any number."""
+    """Required number of target layers to read; 0 for any."""
     reads_top: bool = True
-    """It may read the output of the target's last layer."""
+    """Whether it may read the output of the target's last layer."""
     has_mask: bool = False
-    """The tokenizer's keys name the mask token."""
+    """Whether the tokenizer's keys name the mask token."""
 
 
 class HeadKind(ABC, Generic[Module]):
     """One kind of heads."""
 
     name: ClassVar[str]
-    """The kind's name, which is the method's too."""
+    """The kind's name, which is also the method's."""
     module: type[Module]
     architectures: ClassVar[tuple[str, ...]]
-    """Names in ``config.json``; ours is the first."""
+    """Architecture names in ``config.json``; ours is the first."""
     model_type: ClassVar[str]
     counted_by: ClassVar[str | None] = None
-    """Where ``config.json`` says how many depths there are; None for a head that is applied again and again."""
+    """The key of ``config.json`` with the number of depths; None for a head that is applied repeatedly."""
     has_layer: ClassVar[bool] = False
-    """There is a decoder layer, described as a Llama's unless ``layer_type`` says otherwise."""
+    """Whether there is a decoder layer, a Llama's unless ``layer_type`` says otherwise."""
     layer_type: ClassVar[str] = "llama"
     num_taps: ClassVar[int] = 1
-    """Target layers it reads."""
+    """Number of target layers it reads."""
     reads_cache: ClassVar[bool] = False
-    """It reads the keys and values of the target's last layer, and no states."""
+    """Whether it reads the keys and values of the target's last layer instead of states."""
     is_stack: ClassVar[bool] = False
-    """There may be several decoder layers on top of each other."""
+    """Whether decoder layers may be stacked."""
     training: ClassVar[Mapping[str, Any]] = {}
     """Defaults of ``outrider train``: shapes and settings."""
     spoken: ClassVar[tuple[str, ...]] = ("lm_head.", "lm_heads.")
-    """How the names of the matrices begin that have a row for every token the heads can say."""
+    """Prefixes of the matrices that have a row for every token the heads can produce."""
     formats: ClassVar[tuple[str, ...]] = ()
-    """Formats of other engines that it can be written in."""
+    """Formats of other engines to which it can be exported."""
     gguf: ClassVar[GgufLayout | None] = None
     """Its GGUF file; None for kinds that llama.cpp does not run."""
     served_by: ClassVar[str] = "outrider"
     """Engines that read it, in words."""
 
     def default_taps(self, num_layers: int) -> tuple[int, ...]:
-        """The layers it reads of a target with so many, unless it is told others."""
+        """The layers it reads by default of a target with this many."""
         return (num_layers + 1,) if self.reads_cache else default_taps(self.num_taps, num_layers)
 
     # --- config.json ---------------------------------------------------------------------------------------------------
 
     def claims(self, raw: Raw) -> bool:
-        """A public ``config.json`` describes heads of this kind."""
+        """Whether a public ``config.json`` describes heads of this kind."""
         return any(name in self.architectures for name in raw.get("architectures") or ())
 
     def new_keys(self, raw: Raw) -> dict[str, Any]:
-        """What the kind's own format wants in the ``config.json`` of new heads."""
+        """Keys of the kind's own format for the ``config.json`` of new heads."""
         counted = {self.counted_by: raw.get("num_heads", 4)} if self.counted_by else {}
         return {"model_type": self.model_type, "architectures": [self.architectures[0]], **counted}
 
     def read_keys(self, raw: Raw) -> Raw:
-        """A ``config.json`` with what public folders say in other words added in ours."""
+        """A ``config.json`` with other spellings of public folders translated to ours."""
         return raw
 
     def num_depths(self, raw: Raw) -> int | None:
-        """Depths that the heads answer for; None for any number."""
+        """Number of depths that the heads predict; None for any."""
         return int(raw[self.counted_by]) if self.counted_by else None
 
     def problems(self, raw: Raw) -> list[str]:
-        """What a ``config.json`` asks for that is not supported here, in words."""
+        """What a ``config.json`` asks for that is not supported, in words."""
         del raw
         return []
 
     # --- tensors -------------------------------------------------------------------------------------------------------
 
     def tensor_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Our name -> the name in the file, for every tensor that counts."""
+        """A map from our names to the file's names, for every tensor that counts."""
         kept = (name for name in names if not name.endswith(_UNUSED))
         return {self.tensor_name(name.removeprefix("model.").removeprefix("speculator.")): name for name in kept}
 
@@ -116,29 +116,29 @@ class HeadKind(ABC, Generic[Module]):
         return name
 
     def spread(self, state: Mapping[str, Tensor], wanted: Iterable[str], config: HeadConfig) -> dict[str, Tensor]:
-        """The tensors of a file, those that stand for several others written out."""
+        """The tensors of a file, with shared tensors copied to all their places."""
         del wanted, config
         return dict(state)
 
     # --- other engines -------------------------------------------------------------------------------------------------
 
     def export(self, head: Module, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
-        """Heads in one of ``formats``; ``state`` are their tensors as they are written."""
+        """Heads in one of ``formats``. ``state`` holds their tensors as they are written."""
         raise NotImplementedError(f"{self.name} heads have no format {form!r}")
 
 
 def plain_keys(head: Head) -> dict[str, Any]:
-    """The ``config.json`` of heads without the block of ours."""
+    """The ``config.json`` of heads without our own block."""
     return {key: value for key, value in head.config.raw.items() if key != "outrider"}
 
 
 def only(state: Mapping[str, Tensor], *beginnings: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so."""
+    """The tensors whose names have one of these prefixes."""
     return {name: tensor for name, tensor in state.items() if name.startswith(beginnings)}
 
 
 def need_whole_vocabulary(config: HeadConfig) -> None:
-    """Refuse to export heads that say only some tokens, for formats that cannot tell which."""
+    """Refuse to export heads with a reduced vocabulary, for formats that cannot express it."""
     if config.draft_vocab_size != config.vocab_size:
         raise OptionError(f"{config.kind} heads with a reduced vocabulary have no other format; train them with all tokens")
 

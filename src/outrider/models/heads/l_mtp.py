@@ -17,30 +17,31 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from outrider.models.heads.blocks import Blocks, new_readouts
+from outrider.models.heads.blocks import Blocks, new_readouts, readout_of
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind
+from outrider.models.heads.level_weights import Affine, HeadWeights, LevelWeights
 
 
 @final
 class LMtpHead(Head):
-    """``num_depths / stride`` heads, rounded up, for ``num_depths`` places ahead."""
+    """``num_depths / stride`` heads, rounded up, for ``num_depths`` positions ahead."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         assert config.num_depths is not None
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
         count = -(-config.num_depths // config.stride)
         self.blocks = nn.ModuleList(Blocks(config.hidden_size, config.num_blocks) for _ in range(count))
         self.lm_heads = new_readouts(config, count)
 
     def back(self, depth: int) -> int:
-        """How many places before the newest state depth ``depth`` is guessed from."""
+        """The offset from the newest state to the one that predicts depth ``depth``."""
         return self.config.stride - 1 - depth % self.config.stride
 
     def state(self, depth: int, feature: Tensor) -> Tensor:
-        """[..., H] what the head of a depth makes of the target's state ``back(depth)`` places ago."""
+        """[..., H] the output of a depth's head for the target's state ``back(depth)`` positions ago."""
         return self.blocks[depth // self.config.stride](self.target_norm(feature))
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
@@ -49,11 +50,24 @@ class LMtpHead(Head):
             yield self.state(depth, _earlier(batch, self.back(depth)))
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
-        return self.lm_heads[depth // self.config.stride if self.config.own_readouts else 0](state)
+        return readout_of(self.lm_heads, depth // self.config.stride)(state)
+
+    def native_levels(self) -> HeadWeights:
+        assert self.config.num_depths is not None
+        stride = self.config.stride
+        levels = (
+            LevelWeights(
+                readout=Affine.of(readout_of(self.lm_heads, depth // self.config.stride)).weight,
+                blocks=Blocks.of(self.blocks[depth // stride]).native_weights(),
+                place=stride - 1 - self.back(depth),
+            )
+            for depth in range(self.config.num_depths)
+        )
+        return HeadWeights(levels=tuple(levels), state_norm=self.target_norm.weight.data)
 
 
 def _earlier(batch: PackedTexts, count: int) -> Tensor:
-    """[R, L, F] the features ``count`` places before, zero where the text had not begun."""
+    """[R, L, F] the features ``count`` positions before; zero before the beginning of the text."""
     if count == 0:
         return batch.features
     moved = torch.cat([torch.zeros_like(batch.features[:, :count]), batch.features[:, :-count]], 1)

@@ -23,7 +23,8 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.core.tree import TokenTree
 from outrider.models.attention import Sight, SightMaker, attend
 from outrider.models.config import ModelConfig
-from outrider.models.heads.head import Norm, PackedTexts
+from outrider.models.decoder_weights import LayerWeights
+from outrider.models.heads.head import HeadNorm, PackedTexts
 from outrider.models.layers import rotate
 from outrider.models.rope import RotaryTable
 
@@ -48,8 +49,8 @@ class HeadAttention(nn.Module):
         self.k_proj = nn.Linear(width, narrow, bias=config.qkv_bias)
         self.v_proj = nn.Linear(width, narrow, bias=config.qkv_bias)
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=config.out_bias)
-        self.q_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.q_norm = HeadNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = HeadNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, attending: Attending) -> Tensor:
         queries = _normed(self._heads(self.q_proj, x), self.q_norm)
@@ -63,8 +64,8 @@ class HeadAttention(nn.Module):
         return projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-def _normed(heads: Tensor, norm: Norm | None) -> Tensor:
-    """Each head scaled by itself, where the layer is of that kind (Qwen3)."""
+def _normed(heads: Tensor, norm: HeadNorm | None) -> Tensor:
+    """Normalise each head separately, if the layer does so (Qwen3)."""
     return heads if norm is None else norm(heads)
 
 
@@ -72,7 +73,7 @@ class HeadMlp(nn.Module):
     """The gated feed-forward part."""
 
     def __init__(self, config: ModelConfig, *, out_size: int = 0) -> None:
-        """``out_size`` is the width of what comes out, where it is not the stream's."""
+        """``out_size`` is the output width, if it differs from the stream's."""
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
@@ -83,21 +84,43 @@ class HeadMlp(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """Attention and MLP around a residual stream. Attention reads the stream as it is, the stream after a norm, or an
-    embedding and the stream side by side, each after a norm of its own."""
+    """Attention and MLP around a residual stream. Attention reads the stream, the normalised stream, or an embedding and
+    the stream concatenated, each after its own norm."""
 
     def __init__(self, config: ModelConfig, *, num_norms: int) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.norm_eps
         self.self_attn = HeadAttention(config, 2 * size if num_norms == 2 else size)
         self.mlp = HeadMlp(config)
-        self.post_attention_layernorm = Norm(size, eps)
-        self.input_layernorm = Norm(size, eps) if num_norms else None
-        self.hidden_norm = Norm(size, eps) if num_norms == 2 else None
+        self.post_attention_layernorm = HeadNorm(size, eps)
+        self.input_layernorm = HeadNorm(size, eps) if num_norms else None
+        self.hidden_norm = HeadNorm(size, eps) if num_norms == 2 else None
 
     def forward(self, states: Tensor, attending: Attending, embedded: Tensor | None = None) -> Tensor:
         states = states + self.self_attn(self._entering(states, embedded), attending)
         return states + self.mlp(self.post_attention_layernorm(states))
+
+    def native_weights(self) -> LayerWeights | None:
+        """The layer's weights for the native pass; None if products have biases."""
+        attention, mlp = self.self_attn, self.mlp
+        parts = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        parts += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        if any(part.bias is not None for part in parts):
+            return None
+        first, second = self.input_layernorm, self.hidden_norm
+        of_stream, of_embedding = (first, None) if second is None else (second, first)
+        matrices = [part.weight.data for part in parts]
+        return LayerWeights(
+            attention_norm=None if of_stream is None else of_stream.weight.data,
+            beside_norm=None if of_embedding is None else of_embedding.weight.data,
+            qkv=torch.cat(matrices[:3]),
+            out=matrices[3],
+            mlp_norm=self.post_attention_layernorm.weight.data,
+            gate_up=torch.cat(matrices[4:6]),
+            down=matrices[6],
+            q_norm=None if attention.q_norm is None else attention.q_norm.weight.data,
+            k_norm=None if attention.k_norm is None else attention.k_norm.weight.data,
+        )
 
     def _entering(self, states: Tensor, embedded: Tensor | None) -> Tensor:
         if self.input_layernorm is None:
@@ -128,10 +151,10 @@ class Rotations:
 
 @final
 class PackedAttending(Attending):
-    """All places of packed texts. Each call is the next step: the first one is ordinary causal attention."""
+    """Attention over all positions of packed texts. Each call is the next step; the first one is ordinary causal attention."""
 
     def __init__(self, batch: PackedTexts, rotations: Rotations, config: ModelConfig, *, kept: Tensor | None = None) -> None:
-        """Only places that are ``kept`` [R, L] are looked at, or all."""
+        """Only the ``kept`` [R, L] positions are attended to (default: all)."""
         self._positions, self._rotations, self._config = batch.positions, rotations, config
         self._sight = safe_sight(batch, kept)
         self._keys: list[Tensor] = []
@@ -151,14 +174,14 @@ class PackedAttending(Attending):
 
 
 def safe_sight(batch: PackedTexts, kept: Tensor | None = None) -> Tensor:
-    """[R, 1, L, L] where places look, of those that are ``kept``; each looks at itself, so that no softmax is empty."""
+    """[R, 1, L, L] attention mask over the ``kept`` positions. Each position sees itself, so that no softmax is empty."""
     sight = batch.sight if kept is None else batch.sight & kept[:, None, None]
     return sight | torch.eye(sight.shape[-1], dtype=torch.bool, device=sight.device)
 
 
 def attend_beside(queries: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], sight: Tensor) -> Tensor:
-    """[R, heads, L, D] from scaled queries: the first keys and values as ``sight`` allows, and of all others the entries of
-    this very place."""
+    """[R, heads, L, D] from scaled queries: attention to the first keys and values under ``sight``, and to the entries of
+    the same position in all others."""
     true = (queries @ keys[0].transpose(2, 3)).float().masked_fill(~sight, _ATTENTION_MASKED)
     own = torch.stack([(queries * key).sum(-1) for key in keys[1:]], -1).float()
     weights = torch.softmax(torch.cat([true, own], -1), -1).to(queries.dtype)
@@ -171,7 +194,7 @@ def attend_beside(queries: Tensor, keys: Sequence[Tensor], values: Sequence[Tens
 
 @final
 class CachedAttending(Attending):
-    """Nodes of trees over a cache, which the new keys and values are written to."""
+    """Attention of tree nodes over a cache, to which their keys and values are written."""
 
     def __init__(
         self, cache: ContiguousCache, rotation: tuple[Tensor, Tensor], sight: Sight, config: ModelConfig, *, layer: int = 0
@@ -183,7 +206,7 @@ class CachedAttending(Attending):
         return CachedAttending(self._cache, self._rotation, self._sight, self._config, layer=layer)
 
     def put(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the nodes' own; returns all keys and values of the layer."""
+        """Write the nodes' keys and values; returns all of the layer's."""
         return self._cache.write(self._layer, rotate(keys, self._rotation), values)
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -211,8 +234,8 @@ class LayerCache:
     def attending(
         self, tree: TokenTree, cache: ContiguousCache, start: int = 0, *, positions: Tensor | None = None
     ) -> CachedAttending:
-        """Attention of nodes ``start``.. of the trees behind each row's committed entries, in the first layer. ``positions``
-        [B, N] are those of the nodes, where the cache holds fewer entries than the text has places."""
+        """Attention of nodes ``start``.. after each row's committed entries, in the first layer. ``positions`` [B, N] are
+        the nodes' positions if the cache has fewer entries than the text."""
         cache.reserve(tree.num_nodes, start=start)
         if positions is None:
             positions = tree.depths[:, start:] + torch.tensor(cache.lengths, device=self._device)[:, None]
@@ -220,7 +243,7 @@ class LayerCache:
         return CachedAttending(cache, self._rotations.at(positions, self._dtype), sight, self._config)
 
     def block(self, num_places: int, cache: ContiguousCache) -> CachedAttending:
-        """Attention of places behind each row's committed entries that all see each other, in the first layer."""
+        """Attention of mutually visible positions after each row's committed entries, in the first layer."""
         cache.reserve(num_places)
         starts = torch.tensor(cache.lengths, device=self._device)[:, None]
         positions = starts + torch.arange(num_places, device=self._device)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def default_taps(num_taps: int, num_layers: int) -> tuple[int, ...]:
-    """The last layer's output, or three layers (low, middle, high) as every engine takes them."""
+    """The last layer's output, or three layers (low, middle, high), as in other engines."""
     if num_taps == 1:
         return (num_layers,)
     low, middle, high = min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)

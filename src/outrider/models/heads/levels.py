@@ -3,7 +3,7 @@
     states(level d) = f_d(states above, tokens of level d),      logits(level d) = readout_d(states)
 
 Tensors in, tensors out: nothing here asks the host anything, so the same code grows trees for ``drafters/heads`` and inside
-captured rounds (``models/gpu/device_heads.py``).
+captured rounds (``device/drafters/heads/slots.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.models.heads.head import Head
 
 
 class LevelStates(ABC):
-    """States of the newest level of a tree, which a head reads off."""
+    """States of the newest level of a tree, with the logits that a head reads from them."""
 
     head: Head
     depth: int
@@ -34,11 +34,11 @@ class LevelStates(ABC):
 
     @abstractmethod
     def _states(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """[B, M, H] states at the newest nodes, or [B, 1, H] where they are all the same."""
+        """[B, M, H] states at the newest nodes, or [B, 1, H] if they are all the same."""
 
 
 class HeadLevels(LevelStates, ABC):
-    """The nodes that heads were asked about in one round, without attention to the text."""
+    """The nodes that heads expanded in one round, without attention to the text."""
 
     def __init__(self, head: Head) -> None:
         self.head, self.depth = head, 0
@@ -51,8 +51,8 @@ class HeadLevels(LevelStates, ABC):
 
     @final
     def below(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """[B, M, Vd] logits after M new nodes, or [B, 1, Vd] where they are all the same. ``parents`` [B, M] are numbers of
-        nodes asked about before, in order, the root being 0."""
+        """[B, M, Vd] logits after M new nodes, or [B, 1, Vd] if they are all the same. ``parents`` [B, M] are numbers of
+        expanded nodes; the root is 0."""
         self.depth += 1
         states = self._states(tokens, parents)
         self._num_asked += tokens.shape[1]
@@ -64,7 +64,7 @@ class SharedLevels(HeadLevels):
     """Heads that do not see the guesses: every level of the tree has one state."""
 
     def __init__(self, head: Head, state_of: Callable[[int], Tensor]) -> None:
-        """``state_of(depth)`` is the state [B, 1, H] of a level, asked for once."""
+        """``state_of(depth)`` returns the state [B, 1, H] of a level. It is called once."""
         super().__init__(head)
         self._state_of = state_of
 

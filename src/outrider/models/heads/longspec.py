@@ -27,18 +27,18 @@ from torch import Tensor, nn
 from outrider.core.errors import ModelError
 from outrider.models.config import ModelConfig
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind, Raw
 from outrider.models.heads.layer import Attending, HeadAttention, HeadMlp, Rotations, safe_sight
 from outrider.models.layers import rotate
 
 _WINDOW = 512
 _MOST_SINKS = 4
-"""First tokens whose positions an anchor offset may leave alone."""
+"""Most first tokens whose positions a random offset leaves unchanged."""
 
 
 class CrossAttention(nn.Module):
-    """Queries of our own for keys and values of the target's."""
+    """Queries for the target's keys and values."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -68,11 +68,10 @@ class LongSpecHead(Head):
             found = f"draft_window = {self.window}, max_offset = {self._max_offset}"
             raise ModelError(f"{found} are not valid; use at least 1, and 0 or more")
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        self.input_layernorm, self.cross_norm, self.post_attention_layernorm = (Norm(size, eps) for _ in range(3))
+        self.input_layernorm, self.cross_norm, self.post_attention_layernorm = (HeadNorm(size, eps) for _ in range(3))
         self.self_attn, self.cross_attn = HeadAttention(config.layer, size), CrossAttention(config.layer)
         self.mlp = HeadMlp(config.layer)
-        if self.has_readout:
-            self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.add_readout()
         self.rotations = Rotations(config.layer)
 
     @property
@@ -83,15 +82,15 @@ class LongSpecHead(Head):
         return self.embed_tokens(tokens).to(dtype)
 
     def near(self, embedded: Tensor, attending: Attending) -> Tensor:
-        """[B, N, H] tokens after they have looked at the window."""
+        """[B, N, H] tokens after attention to the window."""
         return embedded + self.self_attn(self.input_layernorm(embedded), attending)
 
     def queries(self, near: Tensor) -> Tensor:
-        """[B, heads, N, D] what the target's cache is asked, before it is rotated."""
+        """[B, heads, N, D] queries for the target's cache, before rotation."""
         return self.cross_attn.queries(self.cross_norm(near))
 
     def far(self, near: Tensor, seen: Tensor) -> Tensor:
-        """[B, N, H] states, from what the target's cache answered."""
+        """[B, N, H] states, from the result of attention to the target's cache."""
         states = near + self.cross_attn.out(seen)
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -111,12 +110,10 @@ class LongSpecHead(Head):
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth
-        if self.has_readout:
-            return self.lm_head(state)
-        return F.linear(state, self.embed_tokens.weight.to(state.dtype))
+        return self.read_off(state)
 
     def _anchored(self, positions: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions, and the target's keys, with one random offset behind a few first places; as they are without training."""
+        """Positions and the target's keys, with one random offset after a few first positions. Unchanged outside training."""
         if not self.training or not self._max_offset:
             return positions, keys
         sinks, offset = int(torch.randint(_MOST_SINKS + 1, ())), int(torch.randint(self._max_offset + 1, ()))
@@ -126,7 +123,7 @@ class LongSpecHead(Head):
 
 @final
 class PackedWindow(Attending):
-    """All places of packed texts, each looking at the last ``window`` places of its text."""
+    """Attention of all positions of packed texts, each to the last ``window`` positions of its text."""
 
     def __init__(self, batch: PackedTexts, rotations: Rotations, config: ModelConfig, window: int) -> None:
         self._positions, self._rotations, self._config = batch.positions, rotations, config

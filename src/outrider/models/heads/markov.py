@@ -22,7 +22,7 @@ TYPES = ("vanilla", "gated", "rnn")
 
 @final
 class MarkovHead(nn.Module):
-    """A bias of rank ``rank`` on a place's logits. Tensor names are those of public checkpoints."""
+    """A bias of rank ``rank`` on a position's logits. Tensor names are those of public checkpoints."""
 
     def __init__(self, form: str, *, hidden_size: int, vocab_size: int, draft_vocab_size: int, rank: int) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class MarkovHead(nn.Module):
         self.joint_proj = nn.Linear(hidden_size + 2 * rank, 3 * rank) if form == "rnn" else None
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """[..., r] W1 of the tokens before."""
+        """[..., r] W1 of the previous tokens."""
         return self.markov_w1(tokens).to(dtype)
 
     def mix(self, normed: Tensor, embedded: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., r] what the bias is made of, and the memory for the next place."""
+        """[..., r] the input of the bias, and the memory for the next position."""
         if self.gate_proj is not None:
             return torch.sigmoid(self.gate_proj(torch.cat([normed, embedded], -1))) * embedded, memory
         if self.joint_proj is None:
@@ -55,7 +55,7 @@ class MarkovHead(nn.Module):
 
 @final
 class ConfidenceHead(nn.Module):
-    """Logit of the chance that a place's guess is accepted, given that those before it were."""
+    """Logit of the probability that a position's guess is accepted if those before it were."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -16,10 +16,11 @@ from typing import ClassVar, final
 
 from torch import Tensor, nn
 
-from outrider.models.heads.blocks import Blocks, new_readouts
+from outrider.models.heads.blocks import Blocks, new_readouts, readout_of
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import Exported, HeadKind, only
+from outrider.models.heads.level_weights import Affine, HeadWeights, LevelWeights
 
 _FIRST_RELEASE = re.compile(r"(?:medusa_heads\.)?(\d+)\.(\d+)(\.linear)?\.(weight|bias)")
 """``{head}.{layer}.linear.weight`` of a block and ``{head}.{last}.weight`` of an output matrix."""
@@ -32,12 +33,12 @@ class MedusaHead(Head):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         assert config.num_depths is not None
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.blocks = nn.ModuleList(Blocks(config.hidden_size, config.num_blocks) for _ in range(config.num_depths))
         self.lm_heads = new_readouts(config, config.num_depths)
 
     def state(self, depth: int, feature: Tensor) -> Tensor:
-        """[..., H] what head ``depth`` makes of the target's last state."""
+        """[..., H] the output of head ``depth`` for the target's last state."""
         return self.blocks[depth](self.target_norm(feature))
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
@@ -45,7 +46,14 @@ class MedusaHead(Head):
             yield self.state(depth, batch.features)
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
-        return self.lm_heads[depth if self.config.own_readouts else 0](state)
+        return readout_of(self.lm_heads, depth)(state)
+
+    def native_levels(self) -> HeadWeights:
+        levels = (
+            LevelWeights(readout=Affine.of(readout_of(self.lm_heads, depth)).weight, blocks=blocks.native_weights())
+            for depth, blocks in enumerate(map(Blocks.of, self.blocks))
+        )
+        return HeadWeights(levels=tuple(levels), state_norm=self.target_norm.weight.data)
 
 
 @final
@@ -69,7 +77,8 @@ class MedusaKind(HeadKind[MedusaHead]):
         return f"blocks.{head}.layers.{layer}.{part}" if linear else f"lm_heads.{head}.{part}"
 
     def export(self, head: MedusaHead, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
-        """No other key may hold both "num" and "heads" or "layers": vLLM would take it for one of these."""
+        """Exports for vLLM. No other key may hold both "num" and "heads" or "layers", because vLLM would take it for one
+        of these."""
         del form, target_name
         config = head.config
         keys = {

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.kind import Exported, HeadKind, Raw, need_whole_vocabulary, only
+from outrider.models.heads.level_weights import Affine, HeadWeights, LevelWeights
 from outrider.models.heads.recurrent import RecurrentHead
 
 _STAGE = re.compile(r"(\w+)\.(\d+)\.(\w+)")
@@ -63,8 +64,8 @@ class MlpSpeculator(RecurrentHead):
             assert isinstance(module, nn.Linear | nn.Embedding)
             nn.init.trunc_normal_(module.weight, std=1 / math.sqrt(size))
 
-    def adopt(self, ends: Ends, ids: Tensor) -> None:
-        """Output matrices and embeddings begin as the target's, the latter in the size that the mixture expects."""
+    def adopt(self, ends: EmbeddingAndOutput, ids: Tensor) -> None:
+        """Start output matrices and embeddings from the target's, the latter scaled as the mixture expects."""
         super().adopt(ends, ids)
         size = self.config.inner_size or self.config.hidden_size
         if size != self.config.hidden_size:
@@ -82,12 +83,28 @@ class MlpSpeculator(RecurrentHead):
         x = self.proj[depth](states)
         return F.gelu(self.ln[depth](x + self.emb[depth](tokens).to(x.dtype) * self._mix))
 
+    def native_levels(self) -> HeadWeights:
+        levels = (
+            LevelWeights(
+                readout=Affine.of(head).weight,
+                cell=Affine.of(proj),
+                cell_norm=(norm.weight.data, norm.bias.data),
+                embedding=embedding.weight.data,
+            )
+            for head, proj, norm, embedding in zip(self.head, self.proj, self.ln, self.emb, strict=True)
+            if isinstance(norm, ShiftedNorm) and isinstance(embedding, nn.Embedding)
+        )
+        return HeadWeights(
+            levels=tuple(levels), state_norm=self.target_norm.weight.data, moving="cell", keeps_state=False, from_state=True,
+            activation="gelu", is_scaled=self.config.scale_input, cell_eps=_EPS, share=self._mix,
+        )  # fmt: skip
+
     def readout(self, depth: int, state: Tensor) -> Tensor:
         return self.head[depth](state)
 
 
 def _each(modules: list[nn.Module] | list[nn.Embedding] | list[nn.Linear] | list[ShiftedNorm], count: int) -> list[nn.Module]:
-    """One module per stage; the last one stands for all that follow."""
+    """One module per stage. The last one is used for all further stages."""
     return [modules[min(stage, len(modules) - 1)] for stage in range(count)]
 
 
@@ -113,7 +130,7 @@ class MlpSpeculatorKind(HeadKind[MlpSpeculator]):
         return found | {"tie_weights": raw.get("tie_weights", False), "scale_input": raw.get("scale_input", False)}
 
     def spread(self, state: Mapping[str, Tensor], wanted: Iterable[str], config: HeadConfig) -> dict[str, Tensor]:
-        """Every stage of a tied speculator, where the file holds the first one only (for projections: the first two)."""
+        """Every stage of a tied speculator, from a file with the first one only (for projections: the first two)."""
         found = dict(state)
         for name in wanted if config.tie_stages else ():
             match = _STAGE.fullmatch(name)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from outrider.models.config import ModelConfig
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.ends import Ends
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
@@ -30,10 +30,10 @@ class MtpModule(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.norm_eps
-        self.enorm, self.hnorm = Norm(size, eps), Norm(size, eps)
+        self.enorm, self.hnorm = HeadNorm(size, eps), HeadNorm(size, eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
         self.layer = HeadLayer(config, num_norms=1)
-        self.norm = Norm(size, eps)
+        self.norm = HeadNorm(size, eps)
 
     def forward(self, embedded: Tensor, states: Tensor, attending: Attending) -> Tensor:
         mixed = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(states)], -1))
@@ -47,25 +47,24 @@ class CausalMtp(Head):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
         assert config.layer is not None and config.num_depths is not None
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(MtpModule(config.layer) for _ in range(config.num_depths))
         self.rotations = Rotations(config.layer)
-        if self.has_readout:
-            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.add_readout()
 
     @property
     def frozen(self) -> tuple[str, ...]:
         return (*super().frozen, "lm_head.weight")
 
-    def adopt(self, ends: Ends, ids: Tensor) -> None:
+    def adopt(self, ends: EmbeddingAndOutput, ids: Tensor) -> None:
         super().adopt(ends, ids)
         for module in self.layers:
             assert isinstance(module, MtpModule)
             module.norm.weight.copy_(ends.norm)
 
     def step(self, depth: int, tokens: Tensor, states: Tensor, attending: Attending) -> Tensor:
-        """[B, N, H] states of a depth, from those of the depth before it and the tokens between."""
+        """[B, N, H] states of a depth, from those of the previous depth and the tokens between."""
         return self.layers[depth](self.embed_tokens(tokens).to(states.dtype), states, attending)
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:
@@ -79,9 +78,7 @@ class CausalMtp(Head):
     def readout(self, depth: int, state: Tensor) -> Tensor:
         module = self.layers[depth]
         assert isinstance(module, MtpModule)
-        if self.has_readout:
-            return self.lm_head(module.norm(state))
-        return nn.functional.linear(module.norm(state), self.embed_tokens.weight.to(state.dtype))
+        return self.read_off(module.norm(state))
 
 
 @final

@@ -16,8 +16,8 @@ from typing import ClassVar, final
 from torch import Tensor, nn
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.ends import Ends
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
@@ -30,16 +30,16 @@ class ParallelMtp(Head):
         super().__init__(config)
         assert config.layer is not None and config.num_depths is not None
         self.layers = nn.ModuleList(HeadLayer(config.layer, num_norms=1) for _ in range(config.num_depths))
-        self.norm = Norm(config.hidden_size, config.norm_eps)
+        self.norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.rotations = Rotations(config.layer)
 
-    def adopt(self, ends: Ends, ids: Tensor) -> None:
+    def adopt(self, ends: EmbeddingAndOutput, ids: Tensor) -> None:
         super().adopt(ends, ids)
         self.norm.weight.copy_(ends.norm)
 
     def state(self, depth: int, features: Tensor, attending: Attending) -> Tensor:
-        """[B, N, H] what the layer of a depth makes of the target's states."""
+        """[B, N, H] the output of a depth's layer for the target's states."""
         return self.layers[depth](features, attending)
 
     def depths(self, batch: PackedTexts, count: int) -> Iterator[Tensor]:

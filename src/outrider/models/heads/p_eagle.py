@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from outrider.models.heads import eagle3
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import Exported, HeadKind, Raw
 from outrider.models.heads.layer import Attending, HeadLayer, PackedAttending, Rotations
 
 
 @final
 class ParallelEagle(Head):
-    """EAGLE-3 with open places."""
+    """EAGLE-3 with open positions."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -38,12 +38,12 @@ class ParallelEagle(Head):
         self.fc = nn.Linear(width, config.hidden_size, bias=False)
         norms = [2, *[1] * (config.num_layers - 1)]
         self.layers = nn.ModuleList(HeadLayer(config.layer, num_norms=count) for count in norms)
-        self.norm = Norm(config.hidden_size, config.norm_eps)
+        self.norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.rotations = Rotations(config.layer)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """[..., H] the target's states as the first layer takes them."""
+        """[..., H] the target's states, as input of the first layer."""
         return self.fc(features)
 
     def step(self, tokens: Tensor, states: Tensor, attending: Sequence[Attending]) -> Tensor:
@@ -69,7 +69,7 @@ class ParallelEagle(Head):
 
 @final
 class PEagleKind(HeadKind[ParallelEagle]):
-    """Folders of P-EAGLE heads: EAGLE-3's with more layers, and with what stands in the open places."""
+    """Folders of P-EAGLE heads: EAGLE-3's with more layers and the contents of open positions."""
 
     name = "p-eagle"
     module = ParallelEagle

@@ -20,7 +20,7 @@ _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 def head_config(raw: Mapping[str, Any], *, origin: str, num_layers: int = 0) -> HeadConfig:
-    """The description in a ``config.json``; ``num_layers`` of the target, for public ones that leave the layers to it."""
+    """The head config in a ``config.json``. ``num_layers`` is the target's, for public folders that leave the layers to it."""
     kind = kind_of(raw, origin=origin)
     try:
         config = _read(raw, kind, num_layers)

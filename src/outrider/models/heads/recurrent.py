@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from outrider.models.heads.config import HeadConfig
-from outrider.models.heads.head import Head, Norm, PackedTexts
+from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 
 
 class RecurrentHead(Head, ABC):
-    """A state that is moved on by tokens."""
+    """A state that each token advances."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
-        self.target_norm = Norm(config.hidden_size, config.norm_eps)
+        self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
 
     @abstractmethod
     def begin(self, features: Tensor) -> Tensor:
-        """[..., S] the state before any token, from the target's."""
+        """[..., S] the initial state, from the target's."""
 
     @abstractmethod
     def advance(self, depth: int, states: Tensor, tokens: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from outrider.models.heads.blocks import Blocks
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.kind import Exported, HeadKind, Raw, need_whole_vocabulary, only
+from outrider.models.heads.level_weights import Affine, HeadWeights, LevelWeights
 from outrider.models.heads.recurrent import RecurrentHead
 
 _SEQUENCE = re.compile(r"lm_head\.(\d+)(\.linear)?\.(weight|bias)")
@@ -27,7 +28,7 @@ _SEQUENCE = re.compile(r"lm_head\.(\d+)(\.linear)?\.(weight|bias)")
 
 @final
 class RedrafterHead(RecurrentHead):
-    """One cell for all depths. The state is carried with the target's beside it."""
+    """One cell for all depths. A state holds the target's state beside its own."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -48,6 +49,17 @@ class RedrafterHead(RecurrentHead):
         context, cell = states.chunk(2, -1)
         cell = F.silu(self.rnn_w(self.embed_tokens(tokens).to(cell.dtype)) + self.rnn_u(cell))
         return torch.cat([context.to(cell.dtype), cell], -1)
+
+    def native_levels(self) -> HeadWeights:
+        added, moved = Affine.of(self.rnn_w), Affine.of(self.rnn_u)
+        level = LevelWeights(
+            readout=Affine.of(self.lm_head).weight,
+            blocks=self.blocks.native_weights(),
+            enter=None if self.input_proj is None else Affine.of(self.input_proj),
+            cell=Affine(torch.cat((added.weight, moved.weight), 1), moved.bias),
+            embedding=self.embed_tokens.weight.data,
+        )
+        return HeadWeights(levels=(level,), state_norm=self.target_norm.weight.data, moving="cell", joins=True)
 
     def readout(self, depth: int, state: Tensor) -> Tensor:
         del depth

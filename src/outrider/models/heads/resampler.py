@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Resampler(nn.Module):
-    """Learned queries that look at the vectors of an image."""
+    """Learned queries that attend to the vectors of an image."""
 
     def __init__(self, size: int, num_heads: int, num_queries: int) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Resampler(nn.Module):
         self.o_proj = nn.Linear(size, size, bias=False)
 
     def forward(self, vectors: Tensor, there: Tensor) -> Tensor:
-        """[I, Q, H] from [I, M, H], of which those are ``there`` [I, M]."""
+        """[I, Q, H] from [I, M, H]; ``there`` [I, M] masks padding."""
         heads, _, width = self.queries.shape
         keys, values = (part(vectors).unflatten(-1, (heads, width)).transpose(1, 2) for part in (self.k_proj, self.v_proj))
         queries = self.queries.to(keys.dtype).expand(len(vectors), -1, -1, -1)
@@ -27,7 +27,7 @@ class Resampler(nn.Module):
 
 
 def spread_last(vectors: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """[I, M, H] vectors [I, Q, H] at each image's last columns, and which [I, M] those are."""
+    """[I, M, H] vectors [I, Q, H] at each image's last columns, and the mask [I, M] of those columns."""
     count = vectors.shape[1]
     rank = torch.arange(there.shape[1], device=there.device) - there.sum(1, keepdim=True) + count
     kept = there & (rank >= 0)

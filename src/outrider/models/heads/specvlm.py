@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import ModelError, nearest
 from outrider.core.method_rows import names_in
-from outrider.models.heads.head import Norm
+from outrider.models.heads.head import HeadNorm
 from outrider.models.heads.kind import Raw
 from outrider.models.heads.resampler import Resampler, spread_last
 from outrider.models.heads.visual import ColumnBatch, Entries, VisualHead, VisualKind
@@ -34,16 +34,16 @@ _NUM_QUERIES = 2
 
 
 class ExpertSizes(NamedTuple):
-    """What an expert may need to know."""
+    """Sizes for building an expert."""
 
     width: int
     num_heads: int
     ratio: int
-    """Columns that become one."""
+    """Number of columns merged into one."""
 
 
 class Expert(nn.Module, ABC):
-    """One way to shorten images."""
+    """One way to compress images."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ class Expert(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, columns: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """[I, M, H] vectors at the columns of images, and which [I, M] of them are kept."""
+        """[I, M, H] vectors at the columns of images, and [I, M] which are kept."""
 
 
 @final
 class Full(Expert):
-    """Every column."""
+    """Keeps every column."""
 
     def forward(self, columns: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         return columns, there
@@ -64,14 +64,14 @@ class Full(Expert):
 
 @final
 class Nothing(Expert):
-    """No column: the draft reads text alone."""
+    """Keeps no column: the draft reads text alone."""
 
     def forward(self, columns: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         return columns, torch.zeros_like(there)
 
 
-class Grouped(Expert, ABC):
-    """Neighbours become one vector, which stands at the last of their columns."""
+class GroupMerge(Expert, ABC):
+    """Merges neighbours into one vector, at the last of their columns."""
 
     @abstractmethod
     def join(self, groups: Tensor, there: Tensor) -> Tensor:
@@ -88,16 +88,16 @@ class Grouped(Expert, ABC):
 
 
 @final
-class Pool(Grouped):
-    """The mean."""
+class MeanPool(GroupMerge):
+    """Merges by the mean."""
 
     def join(self, groups: Tensor, there: Tensor) -> Tensor:
         return groups.sum(2) / there.sum(2, keepdim=True).clamp(min=1)
 
 
 @final
-class Conv(Grouped):
-    """A matrix over neighbours, which begins as the mean."""
+class Conv(GroupMerge):
+    """Merges by a matrix over neighbours, which starts as the mean."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
         super().__init__(sizes)
@@ -112,7 +112,7 @@ class Conv(Grouped):
 
 @final
 class Prune(Expert):
-    """The columns with the highest scores."""
+    """Keeps the columns with the highest scores."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
         super().__init__(sizes)
@@ -127,7 +127,7 @@ class Prune(Expert):
 
 @final
 class Resampled(Expert):
-    """What learned queries see."""
+    """Replaces columns by the outputs of learned queries."""
 
     def __init__(self, sizes: ExpertSizes) -> None:
         super().__init__(sizes)
@@ -140,7 +140,7 @@ class Resampled(Expert):
 EXPERTS: Mapping[str, type[Expert]] = {
     "full": Full,
     "none": Nothing,
-    "pool": Pool,
+    "pool": MeanPool,
     "conv": Conv,
     "prune": Prune,
     "resampler": Resampled,
@@ -156,7 +156,7 @@ class SpecvlmHead(VisualHead):
         assert config.layer is not None
         names = names_in(config.raw["visual_experts"])
         sizes = ExpertSizes(size, config.layer.num_heads, int(config.raw["visual_ratio"]))
-        self.embed_norm, self.state_norm = (Norm(size, config.norm_eps) for _ in range(2))
+        self.embed_norm, self.state_norm = (HeadNorm(size, config.norm_eps) for _ in range(2))
         self.experts = nn.ModuleDict({name: EXPERTS[name](sizes) for name in names})
         self.gate = nn.Linear(2 * size, len(names)) if len(names) > 1 else None
 
@@ -179,7 +179,7 @@ class SpecvlmHead(VisualHead):
         return Entries(inputs, (~visual).masked_scatter(visual, kept[there]), nothing)
 
     def chosen(self, columns: ColumnBatch) -> Tensor:
-        """[I] the number of the expert that is picked for each image."""
+        """[I] the number of the expert chosen for each image."""
         return self.shares(columns, columns.runs.laid(self._inputs(columns)[columns.visual])).argmax(1)
 
     def _inputs(self, columns: ColumnBatch) -> Tensor:
@@ -189,7 +189,7 @@ class SpecvlmHead(VisualHead):
         return self.entering(embedded, columns.states, columns.states[..., :0])
 
     def shares(self, columns: ColumnBatch, laid: Tensor) -> Tensor:
-        """[I, experts] one for the expert that is picked for an image and zero for the others; soft for the gradient."""
+        """[I, experts] one-hot choice of an expert for each image, with a soft gradient."""
         if self.gate is None:
             return laid.new_ones(len(laid), 1)
         seen = laid.sum(1) / columns.runs.sizes[:, None]
@@ -199,7 +199,7 @@ class SpecvlmHead(VisualHead):
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
 
     def _question(self, columns: ColumnBatch) -> Tensor:
-        """[I, H] mean embedding of the prompt's words behind each image, up to the next one."""
+        """[I, H] mean embedding of the prompt's words after each image, up to the next one."""
         behind = columns.asked & ~columns.visual & (columns.latest >= 0)
         images, words = columns.latest[behind], self.embed_tokens(columns.tokens[behind])
         total = words.new_zeros(len(columns.runs.sizes), words.shape[-1]).index_add(0, images, words)

@@ -17,7 +17,7 @@ from outrider.models.heads.kinds import KINDS
 
 
 def trimmed(head: Head, ids: Tensor) -> Head:
-    """The same heads, saying only the target's tokens ``ids``, ascending; those they could not say before stay out."""
+    """The same heads, restricted to the target's tokens ``ids``, ascending. Tokens they already lacked stay out."""
     config, kind = head.config, KINDS[head.config.kind]
     kept = torch.isin(head.target_ids.cpu(), ids).nonzero()[:, 0]
     if not len(kept):

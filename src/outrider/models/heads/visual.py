@@ -38,7 +38,7 @@ class Runs:
     images: Tensor
     """[N] the image of each visual column, ascending."""
     places: Tensor
-    """[N] its place within the image."""
+    """[N] its position within the image."""
     sizes: Tensor
     """[I] columns of each image."""
 
@@ -60,19 +60,19 @@ class ColumnBatch:
     """Columns of texts with images, in rows of L."""
 
     tokens: Tensor
-    """[R, L] the token after the column's place."""
+    """[R, L] the token after the column's position."""
     states: Tensor
     """[R, L, H] the target's last states, normed."""
     embedded: Tensor
-    """[R, L, H] what entered the target at the token; used at visual columns alone."""
+    """[R, L, H] input of the target at the token; used at visual columns only."""
     visual: Tensor
     """[R, L]"""
     asked: Tensor
-    """[R, L] the token belongs to a prompt."""
+    """[R, L] whether the token belongs to a prompt."""
     segments: Tensor
     """[R, L] number of the text within its row."""
     carried: Tensor
-    """[R, C] what rows carry on from images that were read before."""
+    """[R, C] state carried on from images that were read before."""
 
     @cached_property
     def numbers(self) -> Tensor:
@@ -102,21 +102,21 @@ class ColumnBatch:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """What the draft's layer reads."""
+    """The input of the draft's layer."""
 
     inputs: Tensor
     """[R, L, H]"""
     kept: Tensor
     """[R, L] columns that enter the layer."""
     carried: Tensor
-    """[R, L, C] what states carry beside themselves."""
+    """[R, L, C] state carried beside the layer's states."""
 
 
 class VisualHead(ReadByTarget, ABC):
-    """A layer that continues the target's features, and knows images. A state is [feature ; what is carried]."""
+    """A layer that continues the target's features and reads images. A state is [feature ; carried state]."""
 
     num_carried = 0
-    """Numbers that a state carries beside itself."""
+    """Size of the carried state."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -128,21 +128,21 @@ class VisualHead(ReadByTarget, ABC):
         self.add_readout()
 
     def add_parts(self) -> None:
-        """What the kind has besides."""
+        """Add the kind's own modules."""
 
     @abstractmethod
     def entries(self, columns: ColumnBatch) -> Entries:
-        """What the layer reads for columns of the target."""
+        """The layer's input for columns of the target."""
 
     @abstractmethod
     def entering(self, embedded: Tensor, states: Tensor, carried: Tensor) -> Tensor:
-        """[..., H] what the layer reads at a text column."""
+        """[..., H] the layer's input at a text column."""
 
     def fuse(self, features: Tensor) -> Tensor:
         return self.target_norm(features[..., -self.config.hidden_size :])
 
     def embedded(self, features: Tensor) -> Tensor:
-        """[..., H] the part of features that entered the target's first layer."""
+        """[..., H] the part of features that was the target's input."""
         return features[..., : self.config.hidden_size]
 
     def said(self, state: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class VisualHead(ReadByTarget, ABC):
         )
 
     def text_entries(self, columns: ColumnBatch, carried: Tensor) -> Tensor:
-        """[R, L, H] what the layer reads if every column is text."""
+        """[R, L, H] the layer's input if every column is text."""
         return self.entering(self.embed_tokens(columns.tokens).to(columns.states.dtype), columns.states, carried)
 
 

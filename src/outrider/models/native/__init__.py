@@ -10,8 +10,9 @@ from outrider.models.decoder import Decoder
 from outrider.models.joint import Joint
 from outrider.models.native.build import BUILD, built_library, can_build, ready_to_measure
 from outrider.models.native.compiler import cache_folder, processor
-from outrider.models.native.decoder import NativeDecoder, can_run
+from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.instruction_sets import has_bfloat16, isa_here
+from outrider.models.native.known import can_run, multiplies_stored
 from outrider.models.weights import Weights
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "can_build",
     "can_run",
     "fastest_decoder",
+    "floats_kept",
     "isa_here",
     "native_decoder",
     "processor",
@@ -36,6 +38,14 @@ def auto_types() -> frozenset[torch.dtype]:
     return frozenset({torch.float32, torch.bfloat16} if has_bfloat16() else {torch.float32})
 
 
+def floats_kept() -> frozenset[str]:
+    """Float types whose matrices in a GGUF file are fastest as stored on this CPU."""
+    isa = isa_here() if can_build() else None
+    if isa is None:
+        return frozenset()
+    return frozenset({"F16", "BF16"} if isa.reads_halves else {"F16"} if isa.adds_halves else ())
+
+
 def fastest_decoder(
     config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None, page_len: int = 0
 ) -> Decoder | NativeDecoder:
@@ -48,7 +58,8 @@ def native_decoder(
     config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None, page_len: int = 0
 ) -> NativeDecoder | None:
     """The native decoder; None where it cannot run. ``page_len`` 0 leaves the tokens of a page to it."""
-    library = built_library() if can_run(config, weights.dtype, weights.embedding.device) else None
+    is_known = can_run(config, weights.dtype, weights.embedding.device) and (weights.file is None or multiplies_stored(config))
+    library = built_library() if is_known else None
     return (
         None if library is None else NativeDecoder(library, config, weights, bits, joint=joint, page_len=page_len or PAGE_LEN)
     )

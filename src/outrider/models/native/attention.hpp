@@ -10,6 +10,7 @@
 
 constexpr int MAX_TOGETHER = 4;   // queries that share one reading of the values
 constexpr int MOST_LOOKING = 64;  // queries of a piece of work, at most
+constexpr int MOST_NEAR = 1 << 18;  // bytes of values that are brought near while keys are scored: a second-level cache holds them
 
 // Keys or values of one row and head, page by page.
 template <class T> struct Slots {
@@ -27,9 +28,18 @@ template <class T> struct Past {
     const int32_t* ancestors;  // slots seen after them, in order
     int num_ancestors;
     int origin;  // position of the first key that is seen
+    int seen;    // dimensions of a value that are blended, a multiple of 16
     int size() const { return committed - begin + num_ancestors; }
     int slot(int i) const { return begin + i < committed ? begin + i : ancestors[begin + i - committed]; }
     const T* value(int i) const { return values.at(slot(i)); }
+    // Sixteen values, and the keys after those of the same nodes, on their way to the near caches
+    void bring(int i, int to) const {
+        for (int j = i; j < std::min(i + LANES, to); j++) {
+            const char* value_at = reinterpret_cast<const char*>(value(j));
+            const char* key_at = reinterpret_cast<const char*>(keys.at(slot(std::min(j + LANES, to - 1))));
+            for (size_t line = 0; line < dim * sizeof(T); line += 64) __builtin_prefetch(value_at + line, 0, 2), __builtin_prefetch(key_at + line, 0, 3);
+        }
+    }
     int run(int i, int to) const {  // values from i on that lie one after the other end there
         int end = std::max(i + 1, std::min(to, committed - begin));
         while (end < to && slot(end) == slot(end - 1) + 1) end++;
@@ -37,28 +47,34 @@ template <class T> struct Past {
     }
 };
 
+// Fewer queries than are best at once
+template <int Q, class T> static void rest_of_dots(const float* const* queries, const T* const* keys, int dim, int count, V* found) {
+    if constexpr (Q > 0) {
+        if (count == Q) dots<Q>(queries, keys, dim, found);
+        else rest_of_dots<Q - 1>(queries, keys, dim, count, found);
+    }
+}
 // scores[n][i] = scale * query_n . key_i for keys [from, to), sixteen at a time; past the end the last key again
 template <class T>
 static void score_keys(const Past<T>& past, int from, int to, const float* const* queries, int count, float scale, float* scores, int stride) {
+    const bool is_short = past.size() <= MOST_NEAR / int(past.dim * sizeof(T));
     for (int i = from; i < to; i += LANES) {
         const T* keys[LANES];
         for (int j = 0; j < LANES; j++) keys[j] = past.keys.at(past.slot(std::min(i + j, to - 1)));
+        if (is_short) past.bring(i, to);
+        V found[QUERIES_AT_ONCE];
         int n = 0;
         for (; n + QUERIES_AT_ONCE <= count; n += QUERIES_AT_ONCE) {
-            V found[QUERIES_AT_ONCE];
             dots<QUERIES_AT_ONCE>(queries + n, keys, past.dim, found);
             for (int q = 0; q < QUERIES_AT_ONCE; q++) store(scores + size_t(n + q) * stride + i, scale * found[q]);
         }
-        for (; n < count; n++) {
-            V found;
-            dots<1>(queries + n, keys, past.dim, &found);
-            store(scores + size_t(n) * stride + i, scale * found);
-        }
+        rest_of_dots<QUERIES_AT_ONCE - 1>(queries + n, keys, past.dim, count - n, found);
+        for (int q = 0; n + q < count; q++) store(scores + size_t(n + q) * stride + i, scale * found[q]);
     }
 }
 
-// scores -> e^(score - max), zero from `size` on to the next multiple of 16; returns their sum
-static float soften(float* scores, int size, float cap) {
+// scores -> e^(score - max), zero from `size` on to the next multiple of 16; returns their sum, the sink among them
+static float soften(float* scores, int size, float cap, float sink) {
     const int padded = (size + LANES - 1) / LANES * LANES;
     for (int i = size; i < padded; i++) scores[i] = -INFINITY;
     V most = splat(-INFINITY);
@@ -68,14 +84,15 @@ static float soften(float* scores, int size, float cap) {
         store(scores + i, s);
         most = max(most, s);
     }
-    const V top = splat(largest(most));
+    const float highest = std::max(largest(most), sink);
+    const V top = splat(highest);
     V total = {};
     for (int i = 0; i < padded; i += LANES) {
         V weight = exp(load(scores + i) - top);
         store(scores + i, weight);
         total += weight;
     }
-    return sum(total);
+    return sum(total) + std::exp(sink - highest);
 }
 
 // out[n] += sum of weights[n][i] value_i over keys [from, to), for N queries, 16 * C dimensions at a time
@@ -83,7 +100,7 @@ template <class T, int N, int C>
 static void blend(const Past<T>& past, int from, int to, const float* weights, int stride, int first, float* out) {
     V acc[N][C];
     for (int n = 0; n < N; n++)
-        for (int c = 0; c < C; c++) acc[n][c] = load(out + size_t(n) * past.dim + first + c * LANES);
+        for (int c = 0; c < C; c++) acc[n][c] = load(out + size_t(n) * past.seen + first + c * LANES);
     for (int i = from, end = 0; i < to; i = end) {
         const T* value = past.value(i) + first;
         end = past.run(i, to);
@@ -95,37 +112,44 @@ static void blend(const Past<T>& past, int from, int to, const float* weights, i
         }
     }
     for (int n = 0; n < N; n++)
-        for (int c = 0; c < C; c++) store(out + size_t(n) * past.dim + first + c * LANES, acc[n][c]);
+        for (int c = 0; c < C; c++) store(out + size_t(n) * past.seen + first + c * LANES, acc[n][c]);
 }
 template <class T, int N> static void blend_some(const Past<T>& past, int from, int to, const float* weights, int stride, float* out) {
     constexpr int C = std::max(1, std::min(4, std::max(ACCUMULATORS, MOST_TOGETHER) / N));
     int first = 0;
-    for (; first + C * LANES <= past.dim; first += C * LANES) blend<T, N, C>(past, from, to, weights, stride, first, out);
-    for (; first < past.dim; first += LANES) blend<T, N, 1>(past, from, to, weights, stride, first, out);
+    for (; first + C * LANES <= past.seen; first += C * LANES) blend<T, N, C>(past, from, to, weights, stride, first, out);
+    for (; first < past.seen; first += LANES) blend<T, N, 1>(past, from, to, weights, stride, first, out);
 }
-// The same for four queries: keys that lie one after the other are the rows of a matrix
-static void blend_panels(const Past<float>& past, int from, int to, const float* weights, int stride, float* out) {
+// The same for two to four queries: values that lie one after the other are the rows of a matrix. A panel has four rows: those that are
+// not there are the last one, whose sums go to where nobody looks.
+template <int N> static void blend_panels(const Past<float>& past, int from, int to, const float* weights, int stride, float* out) {
+    static thread_local Memory<float> nowhere;
+    float* const unseen = N < 4 ? nowhere.grow(size_t(past.seen)) : nullptr;
+    const auto row = [&](int n, int i) { return weights + size_t(std::min(n, N - 1)) * stride + i; };
+    const auto place = [&](int n, int d) { return (n < N ? out + size_t(n) * past.seen : unseen) + d; };
     for (int i = from, end = 0; i < to; i = end) {
         end = past.run(i, to);
         const int whole = (end - i) / 4 * 4;
-        for (int d = 0; whole && d < past.dim; d += LANES)
-            multiply_panel(weights + i, stride, past.value(i) + d, past.dim, whole, out + d, past.dim, {reinterpret_cast<const char*>(out), 0});
-        if (i + whole < end) blend_some<float, 4>(past, i + whole, end, weights, stride, out);
+        for (int d = 0; whole && d < past.seen; d += LANES)
+            multiply_panel({row(0, i), row(1, i), row(2, i), row(3, i)}, past.value(i) + d, past.dim, whole,
+                           {place(0, d), place(1, d), place(2, d), place(3, d)}, {reinterpret_cast<const char*>(past.value(i) + d + 24 * past.dim), int(past.dim * sizeof(float))});
+        if (i + whole < end) blend_some<float, N>(past, i + whole, end, weights, stride, out);
     }
+}
+template <class T, int N> static void blend_rows(const Past<T>& past, int from, int to, const float* weights, int stride, float* out) {
+    if constexpr (HAS_PANELS && N > 1 && std::is_same_v<T, float>) blend_panels<N>(past, from, to, weights, stride, out);
+    else blend_some<T, N>(past, from, to, weights, stride, out);
 }
 template <class T> static void blend_all(const Past<T>& past, int from, int to, int count, const float* weights, int stride, float* out) {
     if (from == to) return;
     for (int n = 0; n < count; n += MAX_TOGETHER) {
         const float* some = weights + size_t(n) * stride;
-        float* at = out + size_t(n) * past.dim;
+        float* at = out + size_t(n) * past.seen;
         switch (std::min(MAX_TOGETHER, count - n)) {
-            case 4:
-                if constexpr (HAS_PANELS && std::is_same_v<T, float>) blend_panels(past, from, to, some, stride, at);
-                else blend_some<T, 4>(past, from, to, some, stride, at);
-                break;
-            case 3: blend_some<T, 3>(past, from, to, some, stride, at); break;
-            case 2: blend_some<T, 2>(past, from, to, some, stride, at); break;
-            default: blend_some<T, 1>(past, from, to, some, stride, at);
+            case 4: blend_rows<T, 4>(past, from, to, some, stride, at); break;
+            case 3: blend_rows<T, 3>(past, from, to, some, stride, at); break;
+            case 2: blend_rows<T, 2>(past, from, to, some, stride, at); break;
+            default: blend_rows<T, 1>(past, from, to, some, stride, at);
         }
     }
 }
@@ -135,6 +159,7 @@ template <class T> struct Looking {
     const Past<T>* pasts;         // [rows]
     const float* const* queries;  // [rows][heads]
     int rows, heads;
+    const float* sinks = nullptr;  // [heads] or null
     // Keys at the beginning of all pasts: they are read once for all queries.
     int shared() const {
         const Past<T>& one = pasts[0];
@@ -149,16 +174,19 @@ template <class T> struct Looking {
         return one.committed - one.begin + same;
     }
 };
-// out: [rows][heads][dim]. `space` holds rows * heads * stride floats; a stride is at least sixteen more than the longest past.
+// out: [rows][heads][seen]. `space` holds rows * heads * stride floats; a stride is at least sixteen more than the longest past.
 template <class T> static void attend(const Looking<T>& looking, float scale, float cap, float* space, int stride, float* out) {
-    const int heads = looking.heads, count = looking.rows * heads, dim = looking.pasts[0].dim, shared = looking.shared();
+    const int heads = looking.heads, count = looking.rows * heads, dim = looking.pasts[0].seen, shared = looking.shared();
     const auto own = [&](auto work) {
         for (int r = 0; r < looking.rows; r++) work(looking.pasts[r], r * heads, space + size_t(r) * heads * stride);
     };
     score_keys(looking.pasts[0], 0, shared, looking.queries, count, scale, space, stride);
     own([&](const Past<T>& past, int n, float* scores) { score_keys(past, shared, past.size(), looking.queries + n, heads, scale, scores, stride); });
     float totals[MOST_LOOKING];
-    for (int n = 0; n < count; n++) totals[n] = soften(space + size_t(n) * stride, looking.pasts[n / heads].size(), cap);
+    for (int n = 0; n < count; n++) {
+        const float sink = looking.sinks ? looking.sinks[n % heads] : -INFINITY;
+        totals[n] = soften(space + size_t(n) * stride, looking.pasts[n / heads].size(), cap, sink);
+    }
     std::fill(out, out + size_t(count) * dim, 0.0f);
     blend_all(looking.pasts[0], 0, shared, count, space, stride, out);
     own([&](const Past<T>& past, int n, float* weights) { blend_all(past, shared, past.size(), heads, weights, stride, out + size_t(n) * dim); });

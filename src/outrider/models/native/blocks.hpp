@@ -14,10 +14,10 @@ constexpr int GROUP = 4;       // blocks multiplied together, at most
 constexpr int MOST_ROWS = 64;  // rows multiplied together, at most
 template <class T> constexpr bool has_tiles = HAS_TILES && sizeof(T) == 2;
 
-static inline int up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 constexpr int IN_HALF = 2, IN_BRAIN = 3;  // values of is_stored: IEEE's 16 bits, bfloat16
 constexpr int IN_PLACE = 4;               // `packed` is [blocks] of HeldRows (in_place.hpp)
+constexpr int IN_HALF_SUMS = 5;           // IEEE's 16 bits, products added in 16 bits (half_sums.hpp)
 struct Matrix {
     const void* packed;
     const float* bias;    // [out] or null
@@ -83,9 +83,15 @@ template <class T> class Inputs {
   public:
     typedef std::conditional_t<has_tiles<T>, T, float> Stored;  // vectors multiply floats, rounded to T
     void reshape(int num_rows, int width) {
-        rows = num_rows, columns = up(width, 32), stride = columns / 32 % 2 ? columns : columns + 32;
+        lay(num_rows, width, nullptr);
         data = memory.grow(size_t(up(num_rows, MOST_ROWS)) * stride);
     }
+    // The same at `to`, which holds room(num_rows, width); returns the end.
+    Stored* lay(int num_rows, int width, Stored* to) {
+        rows = num_rows, columns = up(width, 32), stride = stride_of(width), data = to;
+        return to + room(num_rows, width);
+    }
+    static size_t room(int num_rows, int width) { return size_t(up(num_rows, 16)) * stride_of(width); }
     // Sixteen numbers from a column divisible by 16 on are neighbours.
     Stored* at(int row, int column) {
         if constexpr (!has_tiles<T>) return data + size_t(row) * stride + column;
@@ -103,6 +109,14 @@ template <class T> class Inputs {
     Line line(int row) { return {at(row, 0), columns > 32 ? size_t(at(row, 32) - at(row, 0)) : 0}; }
     Stored* group(int first) { return data + size_t(first) * (has_tiles<T> ? columns : stride); }
     void put(int row, int column, V sixteen) { write(at(row, column), sixteen); }
+    void put_some(int row, int column, const float* from, int count) {
+        int i = 0;
+        for (; column % LANES == 0 && i + LANES <= count; i += LANES) put(row, column + i, load(from + i));
+        for (; i < count; i++) write(at(row, column + i), from[i]);
+    }
+    void copy(int row, Inputs& from, int other, int width) {
+        for (int i = 0; i < width; i += 32) memcpy(at(row, i), from.at(other, i), 32 * sizeof(Stored));
+    }
     static void write(Stored* to, V sixteen) {
         if constexpr (has_tiles<T> || sizeof(T) == 4) store(to, sixteen);
         else store(to, rounded(sixteen));
@@ -118,6 +132,7 @@ template <class T> class Inputs {
     int stride = 0;
 
   private:
+    static int stride_of(int width) { return up(width, 32) / 32 % 2 ? up(width, 32) : up(width, 32) + 32; }
     Memory<Stored> memory;
     Stored* data = nullptr;
     int rows = 0, columns = 0;

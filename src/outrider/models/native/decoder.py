@@ -29,43 +29,24 @@ from outrider.core.placing_target import PlacingTarget
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores, StackedTaps
+from outrider.core.tempering import Tempering
 from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Tempering
 from outrider.models.config import ModelConfig
 from outrider.models.decoder_weights import STORED_ROWS, Weights
 from outrider.models.joint import Joint
 from outrider.models.native.choices import choose, gumbel_stream
+from outrider.models.native.growing import Growing, GrownTrees
+from outrider.models.native.known import LANES
 from outrider.models.native.packed_model import PackedModel
-from outrider.models.native.structs import ChainStruct, PassStruct, TreeStruct, cut_array
+from outrider.models.native.structs import ChainStruct, PassStruct, ShapingStruct
 from outrider.models.native.sums import SumsOverRanks
+from outrider.models.padded_heads import with_wider_heads
 from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 
 _CHUNK = 256
 """Most tokens of a row per prefill pass."""
-_LANES = 16
-
-
-def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """The native pass knows this model: its features, heads in whole vectors."""
-    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and not missing_features(config)
-
-
-def missing_features(config: ModelConfig) -> list[str]:
-    """What a model needs and the native pass does not have, in words; nothing where it can run."""
-    found = {
-        f"heads of {config.head_dim}, which do not fill vectors of {_LANES}": config.head_dim % _LANES != 0,
-        "layer norms": config.norm_kind != "rms",
-        "residual streams read without a norm": not config.pre_norms,
-        "query and key norms over more than a head": config.qk_norm and config.qk_norm_span != "head",
-        "MLPs without a gate": not config.gated,
-        "parallel layers": config.parallel,
-        "attention sinks": config.sinks,
-        "latent attention": config.latent is not None,
-        "mixtures of experts": config.experts is not None,
-    }
-    return [words for words, is_missing in found.items() if is_missing]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,27 +77,34 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         *,
         joint: Joint | None = None,
         page_len: int = PAGE_LEN,
+        logit_type: torch.dtype = torch.float32,
     ) -> None:
         """``bits`` (16, 8) of the matrices of a bfloat16 model; ``page_len`` (a power of two) tokens of a page of keys. With a
-        ``joint``, config and weights are one rank's share."""
+        ``joint``, config and weights are one rank's share. Logits are rounded to ``logit_type``, and given out as floats."""
+        config, weights = with_wider_heads(config, weights, -(-config.head_dim // LANES) * LANES)
         self.config = config
         self.has_windows = any(window is not None for window in config.windows)
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
-        self.device, self.dtype = weights.embedding.device, weights.dtype
+        self.device = weights.embedding.device
+        self.dtype = torch.bfloat16 if weights.dtype == torch.bfloat16 else torch.float32
         self._call, self._chain, self._tree = library.outrider_pass, library.outrider_chain, library.outrider_tree
         self._call.restype = self._chain.restype = self._tree.restype = None
         self._num_threads = torch.get_num_threads()
         self.gumbel_stream, self.choose = partial(gumbel_stream, library), partial(choose, library)
-        self._model = PackedModel(library, config, weights, bits, embeds=joint is None)
+        self._model = PackedModel(library, config, weights, bits, embeds=joint is None and len(weights.embedding) > 0)
+        self._logit_type = logit_type
+        self._ids: Tensor | None = None
+        self._guessed_size = config.vocab_size
         self._sums = None if joint is None else SumsOverRanks(joint)
         self._joint = joint
-        self._embedding = weights.embedding
+        self._embedding = None if weights.embedding.dtype == STORED_ROWS else weights.embedding  # a table is of no more use
         self._embed = library.outrider_embed
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
-        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, first_pages=1)
+        sides = config.cache_sides
+        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, sides=sides, first_pages=1)
         self._tables = [
             RotaryTable(
-                rope, config.head_dim, context_len=config.max_len, dtype=torch.float32, device=self.device, first_len=512
+                rope, config.rotary_dim, context_len=config.max_len, dtype=torch.float32, device=self.device, first_len=512
             )
             for rope in config.ropes
         ]
@@ -160,9 +148,22 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         self._run(tree, cache, start, _Wanted(first=first, last=route.depth, route=route, hidden=hidden))
         return hidden
 
+    def carried(self, tree: TokenTree, cache: Cache, hidden: Tensor) -> Tensor:
+        """[B, N, H] float32 states after all layers, from those that enter the first, for models that embed nothing."""
+        self._own(cache).reserve_each(tree.sizes)
+        states = hidden.to(torch.float32, copy=True).contiguous()
+        self._run(tree, cache, 0, _Wanted(last=self.num_layers, hidden=states))
+        return states
+
     def placed(self, positions: Sequence[int] | Tensor) -> NativeDecoder:
         twin = copy(self)
         twin._tables = [table.placed(positions) for table in self._tables]
+        return twin
+
+    def guessing(self, ids: Tensor, vocab_size: int) -> NativeDecoder:
+        """A twin whose row i of the output matrix is of token ``ids[i]``, of so many. Its guesses are such tokens."""
+        twin = copy(self)
+        twin._ids, twin._guessed_size = ids.to(torch.int64).contiguous(), vocab_size
         return twin
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -178,9 +179,10 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] what enters the first layer."""
         scale = self.config.embedding_scale
-        if self._embedding.dtype == STORED_ROWS:
+        if self._embedding is None:
             return self._dequantised(tokens.contiguous())
         embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
+        embedded = embedded.to(self.dtype)
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
     def _dequantised(self, tokens: Tensor) -> Tensor:
@@ -203,11 +205,11 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         tree = self._to_feed(rows, cache, ahead=longest)
         tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
         depths = (c_int32 * len(rows))(*plan.max_depth)
-        given = torch.tensor(tempering.temperatures), noise.seeds, noise.positions, tokens
-        chain = ChainStruct(longest, addressof(depths), *(tensor.data_ptr() for tensor in given))
-        cuts = cut_array(tempering.cuts)
-        chain.cuts = None if cuts is None else addressof(cuts)
+        shaping = ShapingStruct.of(tempering, self._guessed_size)
+        given = (tensor.data_ptr() for tensor in (noise.seeds, noise.positions, tokens))
+        chain = ChainStruct(longest, addressof(depths), addressof(shaping), *given)
         chain.give_doubt(plan.doubt)
+        chain.ids = None if self._ids is None else self._ids.data_ptr()
         with self.pool.lock:
             call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=longest)
             self._chain(byref(self._model.struct), byref(call), byref(chain))
@@ -218,25 +220,18 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     def guess_tree(
         self, rows: Sequence[Sequence[int]], cache: Cache, *, search: TreeSearch, plan: Plan, tempering: Tempering, noise: Noise
     ) -> tuple[TokenTree, Tensor]:
-        depth, sizes = max(plan.max_depth), [n if d else 0 for n, d in zip(plan.max_nodes, plan.max_depth, strict=True)]
-        capacity = 1 + max(sizes)
-        fed = self._to_feed(rows, cache, ahead=depth * search.width)
-        limits = torch.tensor(plan.max_depth, dtype=torch.int32), torch.tensor(sizes, dtype=torch.int32)
-        wanted = (*limits, torch.tensor(tempering.temperatures), noise.seeds, noise.positions)
-        tokens, parents, numbers = torch.zeros(3, len(rows), capacity, dtype=torch.int64)
-        counts = torch.zeros(len(rows), dtype=torch.int32)
-        arrays = (tensor.data_ptr() for tensor in (*wanted, tokens, parents, numbers, counts))
-        grown = TreeStruct(depth, search.width, search.num_children, capacity, search.tau, *arrays)
-        cuts = cut_array(tempering.cuts)
-        grown.cuts = None if cuts is None else addressof(cuts)
+        fed = self._to_feed(rows, cache, ahead=max(plan.max_depth) * search.width)
+        return self.grown(fed, cache, Growing(search, plan, tempering, noise, ids=self._ids))
+
+    def grown(self, fed: TokenTree, cache: Cache, growing: Growing) -> tuple[TokenTree, Tensor]:
+        """As ``guess_tree``, behind chains that the cache has room for."""
+        grown = GrownTrees(growing, self._guessed_size)
         with self.pool.lock:
-            call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers), ahead=depth)
-            self._tree(byref(self._model.struct), byref(call), byref(grown))
+            call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers, hidden=growing.states), ahead=grown.depth)
+            self._tree(byref(self._model.struct), byref(call), byref(grown.struct))
         cache.commit([range(size) for size in fed.sizes])
-        tokens[:, 0] = torch.tensor([row[-1] for row in rows])
-        num_nodes = int(counts.max())
-        tree = TokenTree(tokens[:, :num_nodes], parents[:, :num_nodes], tuple(counts.tolist()), is_chain=num_nodes == 1)
-        return tree, numbers[:, :num_nodes]
+        last = torch.tensor([max(0, size - 1) for size in fed.sizes])
+        return grown.below(fed.tokens.gather(1, last[:, None])[:, 0])
 
     def _to_feed(self, rows: Sequence[Sequence[int]], cache: Cache, *, ahead: int) -> TokenTree:
         """The rows as chains, on a cache with room for ``ahead`` tokens more; all but the last token of long ones is read."""
@@ -264,6 +259,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
             self._call(byref(self._model.struct), byref(call))
         if self._sums is not None:
             self._sums.check()
+        if logits is not None and logits.dtype != self._logit_type:
+            logits = logits.to(self._logit_type).float()
         return logits, {} if tapped is None else StackedTaps(taps, tapped, self.dtype)
 
     def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
@@ -293,6 +290,6 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
 
     def _entered(self, tree: TokenTree, start: int, hidden: Tensor | None) -> Tensor:
         """[B, N, H] float32 what enters the first layer of a share, in ``hidden`` if there is one."""
-        assert self._joint is not None
+        assert self._joint is not None and self._embedding is not None
         states = self._joint.embed(self._embedding, tree.tokens[:, start:]).float() * self.config.embedding_scale
         return states.contiguous() if hidden is None else hidden.copy_(states)

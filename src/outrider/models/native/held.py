@@ -5,6 +5,9 @@ type ``HELD``. Rows are joined and reordered as those of any matrix. Sixteen of 
 layout of the products just before it is multiplied (``in_place.hpp``). So the bits are those of a model that was packed.
 
 Norms and biases are small and are copied where their type is not float32. Whoever changes a model in place opens it again.
+
+Logits are rounded to the type of the model, as its own head rounds them. In bfloat16 several tokens often share the best logit
+then, and the first of them is chosen, as by the model's own modules.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from outrider.core.errors import ModelError
 from outrider.models.config import ModelConfig
 from outrider.models.decoder_weights import HELD, STORED_ROWS, LayerWeights
 from outrider.models.native.build import built_library
-from outrider.models.native.decoder import NativeDecoder, can_run
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.known import can_run, multiplies_stored
 from outrider.models.weights import TensorSource, read_weights
 
 _BLOCK = 16
@@ -58,7 +62,9 @@ def held_decoder(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str
     """A decoder on ``tensors``, which are named as in a checkpoint; None where the native pass cannot run, or where they do not
     lie as it reads them. It sees what is changed in matrices, and reads memory that must live as long as it does."""
     embedding = next((tensor for name, tensor in tensors.items() if name.endswith(_EMBEDDING)), None)
-    if embedding is None or not _lies_in_rows(tensors, embedding) or not can_run(config, embedding.dtype, embedding.device):
+    if embedding is None or config.experts is not None or not multiplies_stored(config):
+        return None
+    if not _lies_in_rows(tensors, embedding) or not can_run(config, embedding.dtype, embedding.device):
         return None
     source = HeldTensors(tensors, origin)
     try:
@@ -68,7 +74,7 @@ def held_decoder(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str
     weights = replace(read, embedding=embedding)
     fits = source.are_read and all(_are_blocks(layer, config) for layer in weights.layers)
     library = built_library() if fits else None
-    return None if library is None else NativeDecoder(library, config, weights)
+    return None if library is None else NativeDecoder(library, config, weights, logit_type=embedding.dtype)
 
 
 def _lies_in_rows(tensors: Mapping[str, Tensor], like: Tensor) -> bool:

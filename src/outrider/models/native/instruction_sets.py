@@ -36,6 +36,11 @@ class Isa:
     """Flags of the compiler: code for every processor that has the set."""
     auto_types: frozenset[torch.dtype]
     """Types that ``dtype="auto"`` takes for a checkpoint stored in them; others are widened to float32."""
+    adds_halves: bool = False
+    """Whether products of IEEE's 16 bits are added in 16 bits (``half_sums.hpp``), so that F16 files are fastest as stored."""
+    reads_halves: bool = False
+    """Whether floats of 16 bits are widened as fast as they are read, so that F16 and BF16 files are fastest as stored. Tiles
+    multiply bfloat16 itself, which is faster still."""
 
 
 _FLOAT = frozenset({torch.float32})
@@ -44,14 +49,14 @@ _GENERIC = "-DOUTRIDER_ISA_GENERIC"
 _TILES = ("-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 X86 = (
     Isa("amx", ("-march=x86-64-v4", *_TILES), _SHORT),
-    Isa("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _FLOAT),
-    Isa("avx512", ("-march=x86-64-v4",), _FLOAT),
-    Isa("avx2", ("-march=x86-64-v3",), _FLOAT),
+    Isa("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _FLOAT, reads_halves=True),
+    Isa("avx512", ("-march=x86-64-v4",), _FLOAT, reads_halves=True),
+    Isa("avx2", ("-march=x86-64-v3",), _FLOAT, reads_halves=True),
     Isa("generic", ("-march=x86-64", _GENERIC), _FLOAT),
 )
 ARM = (
-    Isa("neon_i8mm", ("-march=armv8.2-a+dotprod+i8mm",), _FLOAT),
-    Isa("neon_dot", ("-march=armv8.2-a+dotprod",), _FLOAT),
+    Isa("neon_i8mm", ("-march=armv8.2-a+fp16+dotprod+i8mm",), _FLOAT, adds_halves=True),
+    Isa("neon_dot", ("-march=armv8.2-a+fp16+dotprod",), _FLOAT, adds_halves=True),
     Isa("neon", ("-march=armv8-a",), _FLOAT),
     Isa("generic", ("-march=armv8-a", _GENERIC), _FLOAT),
 )

@@ -56,7 +56,8 @@ template <int R, int B, class W> static void multiply_some(Some of, Blocks<W> w,
         for (; b < count; b++) {
             const Some one = of.from(0, b);
             for (int r = 0; r < R; r++) memset(one.from(r, 0).sums, 0, BLOCK * sizeof(float));
-            multiply_panel(one.x, one.stride, w.after(b).at, BLOCK, w.width, one.sums, one.wide, later);
+            const Some second = one.from(1, 0), third = one.from(2, 0), last = one.from(3, 0);
+            multiply_panel({one.x, second.x, third.x, last.x}, w.after(b).at, BLOCK, w.width, {one.sums, second.sums, third.sums, last.sums}, later);
         }
         return;
     }

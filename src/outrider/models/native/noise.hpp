@@ -46,46 +46,49 @@ static void gumbel_stream(uint64_t key, int size, float* out) {
         memcpy(out + i, &numbers, size_t(size - i < 8 ? size - i : 8) * 4);
     }
 }
-// argmax(logits / temperature + Gumbel noise) among the logits from `least` on; the argmax, the first of equals, at temperature 0
-static int64_t choice(const float* logits, int size, float temperature, uint64_t key, float least = -INFINITY) {
+// The largest, the first of equals
+static int64_t first_best(const float* logits, int size) {
     float best = -INFINITY;
     int64_t at = 0;
-    if (temperature == 0) {
-        for (int i = 0; i < size; i += 512) {  // a quick look at each stretch first
-            const int end = i + 512 < size ? i + 512 : size;
-            V most = splat(-INFINITY);
-            int j = i;
-            for (; j + LANES <= end; j += LANES) most = max(most, load(logits + j));
-            float top = largest(most);
-            for (; j < end; j++) top = logits[j] > top ? logits[j] : top;
-            if (!(top > best)) continue;
-            best = top;
-            for (at = i; logits[at] != best; at++) {}
-        }
-        return at;
+    for (int i = 0; i < size; i += 512) {  // a quick look at each stretch first
+        const int end = i + 512 < size ? i + 512 : size;
+        V most = splat(-INFINITY);
+        int j = i;
+        for (; j + LANES <= end; j += LANES) most = max(most, load(logits + j));
+        float top = largest(most);
+        for (; j < end; j++) top = logits[j] > top ? logits[j] : top;
+        if (!(top > best)) continue;
+        best = top;
+        for (at = i; logits[at] != best; at++) {}
     }
+    return at;
+}
+// argmax(law + Gumbel noise) of a law in tempered logits. Noise is made where the law has tokens.
+static int64_t choice(const float* law, int size, uint64_t key) {
+    float best = -INFINITY;
+    int64_t at = 0;
     for (int i = 0; i < size; i += 8) {
         const int count = size - i < 8 ? size - i : 8;
         bool is_kept = false;
-        for (int j = 0; j < count; j++) is_kept |= logits[i + j] >= least;
+        for (int j = 0; j < count; j++) is_kept |= law[i + j] > -INFINITY;
         if (!is_kept) continue;
         const F8 noise = gumbel(key, i);
         for (int j = 0; j < count; j++) {
-            const float score = logits[i + j] / temperature + noise[j];
-            if (score > best && logits[i + j] >= least) best = score, at = i + j;
+            const float score = law[i + j] + noise[j];
+            if (score > best) best = score, at = i + j;
         }
     }
     return at;
 }
-// The share of `token` in the softmax of logits + temperature x noise, what `choice` ranks by, among the logits from `least` on
-static float belief_in(int64_t token, const float* logits, int size, float temperature, uint64_t key, float least = -INFINITY) {
+// The share of `token` in the softmax of temperature x (law + noise), what `choice` ranks by; of the law alone at temperature 0
+static float belief_in(int64_t token, const float* law, int size, float temperature, uint64_t key) {
     float ranks[LANES];
     const auto look = [&](int i) {
         for (int j = 0; j < LANES; j += 8) {
-            const F8 noise = temperature == 0 || i + j >= size ? F8{} : temperature * gumbel(key, i + j);
+            const F8 noise = temperature == 0 || i + j >= size ? F8{} : gumbel(key, i + j);
             for (int k = 0; k < 8; k++) {
                 const int at = i + j + k;
-                ranks[j + k] = at < size && logits[at] >= least ? logits[at] + noise[k] : -INFINITY;
+                ranks[j + k] = at < size ? (temperature == 0 ? law[at] : temperature * (law[at] + noise[k])) : -INFINITY;
             }
         }
         return load(ranks);
@@ -94,34 +97,7 @@ static float belief_in(int64_t token, const float* logits, int size, float tempe
     V total = splat(0);
     int i = 0;
     if (temperature == 0)
-        for (; i + LANES <= size; i += LANES) total = total + exp(load(logits + i) - top);
+        for (; i + LANES <= size; i += LANES) total = total + exp(load(law + i) - top);
     for (; i < size; i += LANES) total = total + exp(look(i) - top);
     return 1.0f / sum(total);
-}
-
-// The target's choices after the nodes of B trees: what sampling.py's Law.choices are where nothing but a temperature shapes the law.
-extern "C" struct Choices {
-    int32_t batch, nodes, vocab;
-    const float* logits;               // [batch][nodes][vocab]
-    const float* temperatures;         // [batch]
-    const int64_t *seeds, *positions;  // [batch]
-    const int64_t* depths;             // [batch][nodes]
-    int64_t* out;                      // [batch][nodes]
-};
-static void choose_all(const Choices& c) {
-    static thread_local std::vector<float> noise, scores;
-    noise.resize(c.vocab), scores.resize(c.vocab);
-    for (int b = 0; b < c.batch; b++)
-        for (int n = 0, known = -1; n < c.nodes; n++) {
-            const size_t at = size_t(b) * c.nodes + n;
-            const float *logits = c.logits + at * c.vocab, temperature = c.temperatures[b];
-            if (temperature > 0) {
-                const int depth = int(c.depths[at]);  // nodes of one depth stand together
-                if (depth != known) gumbel_stream(noise_key(c.seeds[b], c.positions[b] + depth), c.vocab, noise.data());
-                known = depth;
-                for (int i = 0; i < c.vocab; i++) scores[i] = logits[i] / temperature + noise[i];
-                logits = scores.data();
-            }
-            c.out[at] = choice(logits, c.vocab, 0, 0);
-        }
 }

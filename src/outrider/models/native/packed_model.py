@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_int64, c_size_t, c_void_p
+from ctypes import c_int32, c_int64, c_size_t, c_void_p, pointer
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from outrider.models.config import ModelConfig
 from outrider.models.decoder_weights import HELD, STORED_ROWS, LayerWeights, StoredBytes, Weights
-from outrider.models.native.structs import LayerStruct, MatrixStruct, ModelStruct
+from outrider.models.native.packed_parts import experts_struct, in_turn, latent_struct, part_matrices, widest_mlp
+from outrider.models.native.structs import ExpertsStruct, LayerStruct, MatrixStruct, ModelStruct
 from outrider.models.packed import pack
 
 _BLOCK = 16
 _LINE = 64
 _LARGE_PAGE = 1 << 21
-_SIXTEEN = {12: 2, 13: 3}
-"""Types of 16 bits in a table of rows (``quantised/stored.py``), and how ``blocks.hpp`` numbers them."""
+_SIXTEEN = (12, 13)
+"""Types of 16 bits in a table of rows (``quantised/stored.py``)."""
+_HALF = 12
+_CODES, _HALVES = 1, 2
+"""What ``model.hpp`` is told about stored matrices: that some are quantised, that some are F16."""
 _PACKED = 2
 """What is added to such a type where an embedding is read from the packed head."""
 _IN_PLACE = 4
 """How ``blocks.hpp`` numbers matrices that stay where somebody holds them."""
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 3}
+_SPANS = {"head": 0, "heads": 1, "whole": 2}
 
 
-class _Arena:
+class Arena:
     """Memory for all matrices of a model in one piece, on large pages: they are read from end to end in every pass."""
 
     def __init__(self, library: ctypes.CDLL, num_bytes: int) -> None:
@@ -50,21 +56,26 @@ class PackedModel:
     ) -> None:
         """``embeds`` False: a pass brings the states that enter the first layer (a share of a divided model)."""
         self._library, self._kept, self._bits, self._stored_in = library, list[Tensor](), bits, weights.file
-        self._arena = _Arena(library, sum(self._size(*matrix) for matrix in _matrices(config, weights)))
+        self._dtype, matrices = weights.dtype, _matrices(config, weights)
+        self._arena = Arena(library, sum(self._size(*matrix) for matrix in matrices))
         self.num_bytes = self._arena.num_bytes
-        has_stored = any(_is_stored(matrix) and not _is_held(matrix) for matrix, _ in _matrices(config, weights))
+        kinds = {int(matrix[0, 1]) for matrix, *_ in matrices if _is_stored(matrix)}
+        has_stored = (_CODES if kinds - {*_SIXTEEN, HELD} else 0) | (_HALVES if _HALF in kinds else 0)
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
-        head = self._matrix(weights.head, None, config.hidden_size)
+        head = self.matrix(weights.head, None, config.hidden_size)
         embedding, embedding_type = self._embedding(weights, head) if embeds else (None, 0)
         self.struct = ModelStruct(
-            *(int(weights.dtype == torch.bfloat16), int(has_stored), config.hidden_size, config.num_layers),
-            *(config.num_heads, config.num_kv_heads, config.head_dim, config.mlp_size, config.vocab_size),
+            *(int(weights.dtype == torch.bfloat16), has_stored, config.hidden_size, config.num_layers),
+            *(config.num_heads, config.num_kv_heads, config.head_dim, widest_mlp(config), config.vocab_size),
             *(_ACTIVATIONS[config.activation], embedding_type),
+            *(config.norm_kind == "layer", config.gated, config.parallel, _SPANS[config.qk_norm_span]),
             *(config.norm_eps, config.query_scale, config.embedding_scale),
             *(config.attention_softcap or 0.0, config.final_softcap or 0.0, config.residual_scale, config.logit_scale),
             embedding,
-            self._floats(weights.norm),
+            self.floats(weights.norm),
+            self.floats(weights.norm_bias),
             head,
+            MatrixStruct() if weights.entry is None else self.matrix(weights.entry, None, 2 * config.hidden_size),
             layers,
         )
 
@@ -72,7 +83,7 @@ class PackedModel:
         """Where the embedding lies, and its type if its rows are stored, which are read one by one; 0 for floats."""
         weight = weights.embedding
         if not _is_stored(weight):
-            return self._keep(weight.contiguous()), 0
+            return self._keep(weight.contiguous()), _HALF if weight.dtype == torch.float16 else 0
         begin, storage = weight[0].tolist()
         if storage in _SIXTEEN and weights.head is weight:
             return int(head.packed), storage + _PACKED
@@ -84,41 +95,68 @@ class PackedModel:
         return self._stored_in
 
     def _layer(self, config: ModelConfig, index: int, weights: LayerWeights) -> LayerStruct:
-        qkv_bias, gate_up_bias = weights.qkv_bias, weights.gate_up_bias
         rope, window = config.rope_of_layer[index], config.windows[index]
-        hidden = config.hidden_size
+        gate_up, down, experts = self._mlp(config, weights)
         return LayerStruct(
-            self._matrix(_by_head(weights.qkv, config), None if qkv_bias is None else _by_head(qkv_bias, config), hidden),
-            self._matrix(weights.out, weights.out_bias, config.num_heads * config.head_dim),
-            self._matrix(_in_turn(weights.gate_up), None if gate_up_bias is None else _in_turn(gate_up_bias), hidden),
-            self._matrix(weights.down, weights.down_bias, config.mlp_size),
-            *map(self._floats, (weights.attention_norm, weights.mlp_norm)),
-            *map(self._floats, (weights.attention_post_norm, weights.mlp_post_norm, weights.q_norm, weights.k_norm)),
+            self.matrix(_by_head(weights.qkv, config), _by_head(weights.qkv_bias, config), _entering_size(config, weights)),
+            self.matrix(weights.out, weights.out_bias, _seen_size(config)),
+            gate_up,
+            down,
+            *map(self.floats, (weights.attention_norm, weights.mlp_norm)),
+            *map(self.floats, (weights.attention_post_norm, weights.mlp_post_norm, weights.q_norm, weights.k_norm)),
+            *map(self.floats, (weights.attention_norm_bias, weights.mlp_norm_bias, weights.beside_norm, weights.sinks)),
+            None if experts is None else pointer(experts),
+            None if config.latent is None else pointer(latent_struct(self, config.latent, weights)),
             -1 if rope is None else rope,
             window or 0,
         )
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None, inputs: int) -> MatrixStruct:
+    def _mlp(self, config: ModelConfig, weights: LayerWeights) -> tuple[MatrixStruct, MatrixStruct, ExpertsStruct | None]:
+        """The two matrices of an MLP, or experts in their place."""
+        if config.experts is not None and weights.router is not None:
+            return MatrixStruct(), MatrixStruct(), experts_struct(self, config.experts, weights, config.hidden_size)
+        gate_up, bias = weights.gate_up, weights.gate_up_bias
+        if config.gated:
+            gate_up, bias = in_turn(gate_up), None if bias is None else in_turn(bias)
+        first = self.matrix(gate_up, bias, config.hidden_size)
+        return first, self.matrix(weights.down, weights.down_bias, config.mlp_size), None
+
+    def matrix(self, weight: Tensor, bias: Tensor | None, inputs: int, *, is_exact: bool = False) -> MatrixStruct:
+        """A packed matrix, in 8 bits if the model is and it is not ``is_exact``."""
         if _is_held(weight):
-            return MatrixStruct(self._keep(_held_blocks(weight)), self._floats(bias), None, inputs, len(weight), _IN_PLACE)
-        packed = self._arena.take(self._size(weight, inputs))
+            return MatrixStruct(self._keep(_held_blocks(weight)), self.floats(bias), None, inputs, len(weight), _IN_PLACE)
+        packed = self._arena.take(self._size(weight, inputs, is_exact))
         if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
             table = weight.contiguous()
-            pointers = (packed, self._file.address, table.data_ptr())
-            self._library.outrider_pack_rows(*map(c_void_p, pointers), len(table), inputs)
+            storage = self._pack_sixteen(
+                packed, table, self._file.address, inputs, may_round=self._file.adds_halves and not is_exact
+            )
             self._forget(table)
-            return MatrixStruct(packed, self._floats(bias), None, inputs, len(table), _SIXTEEN[int(table[0, 1])])
+            return MatrixStruct(packed, self.floats(bias), None, inputs, len(table), storage)
         if _is_stored(weight):
             places = self._pack_stored(packed, weight.contiguous(), inputs)
-            return MatrixStruct(places, self._floats(bias), None, inputs, len(weight), 1)
+            return MatrixStruct(places, self.floats(bias), None, inputs, len(weight), 1)
         scales = None
-        if self._bits == 8:
+        if self._bits == 8 and not is_exact:
             rounded = pack(weight, 8)
-            weight, scales = rounded.data, self._floats(rounded.scales[0])
+            weight, scales = rounded.data, self.floats(rounded.scales[0])
+        else:
+            weight = weight.to(self._dtype)
         weight = weight.contiguous()
+        if weight.dtype == torch.float16:
+            begins = 2 * inputs * torch.arange(len(weight))
+            table = torch.stack((begins, torch.full_like(begins, _HALF)), 1)
+            storage = self._pack_sixteen(packed, table, weight.data_ptr(), inputs, may_round=False)
+            return MatrixStruct(packed, self.floats(bias), None, inputs, len(weight), storage)
         source, num_bytes = c_void_p(weight.data_ptr()), weight.element_size()
         self._library.outrider_pack(c_void_p(packed), source, len(weight), inputs, num_bytes)
-        return MatrixStruct(packed, self._floats(bias), scales, inputs, len(weight))
+        return MatrixStruct(packed, self.floats(bias), scales, inputs, len(weight))
+
+    def _pack_sixteen(self, packed: int, table: Tensor, source: int, inputs: int, *, may_round: bool) -> int:
+        """Pack rows of 16 bits that lie behind ``source``; returns how ``blocks.hpp`` numbers them. Where it ``may_round``, a
+        core that adds numbers of 16 bits adds their products so (``half_sums.hpp``)."""
+        pointers = map(c_void_p, (packed, source, table.data_ptr()))
+        return int(self._library.outrider_pack_rows(*pointers, len(table), inputs, int(may_round)))
 
     def _pack_stored(self, packed: int, table: Tensor, inputs: int) -> int:
         """Where it says for every block of outputs where it lies and of what type it is."""
@@ -133,7 +171,7 @@ class PackedModel:
         begins = table[table[:, 1] > 0, 0]
         self._file.forget(int(begins.min()), int(begins.max()))
 
-    def _size(self, weight: Tensor, inputs: int) -> int:
+    def _size(self, weight: Tensor, inputs: int, is_exact: bool = False) -> int:
         """Bytes of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
         if _is_held(weight):
             return 0
@@ -143,7 +181,7 @@ class PackedModel:
             types, counts = weight[:, 1].unique(return_counts=True)
             found = zip(types.tolist(), counts.tolist(), strict=True)
             return sum(_padded(count) // _BLOCK * self._block_size(storage, inputs) for storage, count in found)
-        num_bytes = 1 if self._bits == 8 else weight.element_size()
+        num_bytes = 1 if self._bits == 8 and not is_exact else self._dtype.itemsize
         return _padded(len(weight)) * -(-inputs // 32) * 32 * num_bytes
 
     def _block_size(self, storage: int, inputs: int) -> int:
@@ -151,7 +189,7 @@ class PackedModel:
         size.restype = c_size_t
         return size(c_int64(storage), c_int32(inputs))
 
-    def _floats(self, values: Tensor | None) -> int | None:
+    def floats(self, values: Tensor | None) -> int | None:
         return None if values is None else self._keep(values.float().contiguous())
 
     def _keep(self, tensor: Tensor) -> int:
@@ -159,14 +197,27 @@ class PackedModel:
         return tensor.data_ptr()
 
 
-def _matrices(config: ModelConfig, weights: Weights) -> list[tuple[Tensor, int]]:
-    """Every matrix, and its number of inputs."""
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    inner = [
-        ((layer.qkv, hidden), (layer.out, heads), (layer.gate_up, hidden), (layer.down, config.mlp_size))
-        for layer in weights.layers
-    ]
-    return [(weights.head, hidden), *(matrix for layer in inner for matrix in layer)]
+def _matrices(config: ModelConfig, weights: Weights) -> list[tuple[Tensor, int, bool]]:
+    """Every matrix, its number of inputs, and whether it keeps the model's type."""
+    hidden = config.hidden_size
+    found = [(weights.head, hidden, False)]
+    found += [] if weights.entry is None else [(weights.entry, 2 * hidden, False)]
+    for layer in weights.layers:
+        found += [(layer.qkv, _entering_size(config, layer), False), (layer.out, _seen_size(config), False)]
+        if layer.router is None:
+            found += [(layer.gate_up, hidden, False), (layer.down, config.mlp_size, False)]
+        found += part_matrices(config, layer)
+    return found
+
+
+def _entering_size(config: ModelConfig, layer: LayerWeights) -> int:
+    """Numbers of a node that queries, keys and values are made of."""
+    return config.hidden_size if layer.beside_norm is None else 2 * config.hidden_size
+
+
+def _seen_size(config: ModelConfig) -> int:
+    """Numbers that the heads of a node have seen."""
+    return config.num_heads * (config.head_dim if config.latent is None else config.latent.value_dim)
 
 
 def _is_stored(weight: Tensor) -> bool:
@@ -188,20 +239,18 @@ def _padded(outputs: int) -> int:
     return -(-outputs // (2 * _BLOCK)) * 2 * _BLOCK
 
 
-def _by_head(qkv: Tensor, config: ModelConfig) -> Tensor:
-    """The queries of a key head, its key and its value next to each other, head by head, and what is rotated together, too."""
+@overload
+def _by_head(qkv: Tensor, config: ModelConfig) -> Tensor: ...
+@overload
+def _by_head(qkv: Tensor | None, config: ModelConfig) -> Tensor | None: ...
+def _by_head(qkv: Tensor | None, config: ModelConfig) -> Tensor | None:
+    """The queries of a key head, its key and its value next to each other, head by head, and what is rotated together, too.
+    Latent attention has them as they are."""
+    if qkv is None or config.latent is not None:
+        return qkv
     num_kv_heads, head_dim = config.num_kv_heads, config.head_dim
     parts = qkv.split([config.num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim])
     by_head = torch.cat([part.unflatten(0, (num_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
     if head_dim % (2 * _BLOCK):
         return by_head
     return by_head.unflatten(0, (-1, 2, head_dim // (2 * _BLOCK), _BLOCK)).transpose(1, 2).flatten(0, 3)
-
-
-def _in_turn(gate_up: Tensor) -> Tensor:
-    """Gates and ups in turn, sixteen at a time, so that a product ends with both of them at hand; padded with zeros."""
-    pair = gate_up.unflatten(0, (2, -1))
-    missing = -pair.shape[1] % _BLOCK
-    if missing:
-        pair = torch.cat((pair, pair.new_zeros(2, missing, *pair.shape[2:])), 1)
-    return pair.unflatten(1, (-1, _BLOCK)).transpose(0, 1).flatten(0, 2).contiguous()

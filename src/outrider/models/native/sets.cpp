@@ -13,8 +13,15 @@
 
 namespace {
 #if defined(__x86_64__)
+// Leaf 1: conversion of numbers of 16 bits, and moves in the other order of bytes. Leaf 0x80000001: counting of leading zeros.
+// Compilers may use all three for x86-64-v3, and not every one of them can be asked for them by name.
+bool has_small_parts_of_v3() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 29 & 1) || !(c >> 22 & 1)) return false;
+    return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c >> 5 & 1);
+}
 bool has_v3() {  // x86-64-v3
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    return has_small_parts_of_v3() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
 bool has_v4() {  // x86-64-v4
     return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -36,10 +43,11 @@ const char* best() {
     return has_v4() ? "avx512 avx2 generic" : has_v3() ? "avx2 generic" : "generic";
 }
 #elif defined(__aarch64__)
-struct Has { bool dot, i8mm; };
+struct Has { bool dot, i8mm; };  // dot: and arithmetic in 16 bits
 #if defined(__linux__)
 Has has() {
-    return {bool(getauxval(AT_HWCAP) >> 20 & 1), bool(getauxval(AT_HWCAP2) >> 13 & 1)};  // ASIMDDP, I8MM
+    const unsigned long first = getauxval(AT_HWCAP);
+    return {(first >> 20 & 1) && (first >> 10 & 1), bool(getauxval(AT_HWCAP2) >> 13 & 1)};  // ASIMDDP and ASIMDHP, I8MM
 }
 #elif defined(__APPLE__)
 bool is_set(const char* name) {
@@ -47,7 +55,9 @@ bool is_set(const char* name) {
     size_t size = sizeof value;
     return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
 }
-Has has() { return {is_set("hw.optional.arm.FEAT_DotProd"), is_set("hw.optional.arm.FEAT_I8MM")}; }
+Has has() {
+    return {is_set("hw.optional.arm.FEAT_DotProd") && is_set("hw.optional.arm.FEAT_FP16"), is_set("hw.optional.arm.FEAT_I8MM")};
+}
 #else
 Has has() { return {}; }
 #endif

@@ -11,42 +11,26 @@
 #include <utility>
 
 #include "isa/whole_tiles.hpp"
+#include "span_rows.hpp"
 #include "stored_types.hpp"
 
-// Inputs in 8 bits: [panels][spans][PANEL_ROWS], so that one pointer leads through all rows that are multiplied together
-struct Rounded {
-    const InputSpan* spans;
-    int num_spans;
-    Rounded from(int row) const { return {spans + size_t(row / PANEL_ROWS) * PANEL_ROWS * num_spans + row % PANEL_ROWS, num_spans}; }
-    const InputSpan* at(int k) const { return spans + size_t(k) * PANEL_ROWS; }  // of the first row
-};
-class RoundedRows {
-  public:
-    void reshape(int rows, int width) { num_spans = up(width, SPAN) / SPAN, spans.grow(size_t(up(rows, PANEL_ROWS)) * num_spans); }
-    Rounded group(int first) const { return Rounded{spans.data(), num_spans}.from(first); }
-    void round(int row, const float* x, int width) {
-        for (int k = 0; k < width / SPAN; k++) round_span(x + k * SPAN, span(row, k));
-    }
-    InputSpan& span(int row, int k) const { return spans.data()[(size_t(row / PANEL_ROWS) * num_spans + k) * PANEL_ROWS + row % PANEL_ROWS]; }
+// Inputs in 8 bits
+typedef Spans<InputSpan, PANEL_ROWS> Rounded;
+typedef SpanRows<InputSpan, PANEL_ROWS> RoundedRows;
 
-  private:
-    static void round_span(const float* x, InputSpan& to) {
-        const V low = load(x), high = load(x + LANES);
-        const float scale = short_scale(largest(max(max(low, -low), max(high, -high))) / 127.0f);
-        const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;  // all but zero counts as zero
-        const int32_t first = round_to_bytes(low * inverse, to.numbers), second = round_to_bytes(high * inverse, to.numbers + LANES);
-        to.put(scale, first, second);
-    }
-    static float short_scale(float scale) {  // no smaller, with 22 bits: three times as much is a float too
-        uint32_t bits;
-        memcpy(&bits, &scale, 4);
-        bits = (bits + 3) & ~3u;
-        memcpy(&scale, &bits, 4);
-        return scale;
-    }
-    Memory<InputSpan> spans;
-    int num_spans = 0;
-};
+static inline float short_scale(float scale) {  // no smaller, with 22 bits: three times as much is a float too
+    uint32_t bits;
+    memcpy(&bits, &scale, 4);
+    bits = (bits + 3) & ~3u;
+    memcpy(&scale, &bits, 4);
+    return scale;
+}
+static inline void round_span(const float* x, InputSpan& to) {
+    const float scale = short_scale(largest_of_span(x) / 127.0f);
+    const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;  // all but zero counts as zero
+    const int32_t first = round_to_bytes(load(x) * inverse, to.numbers), second = round_to_bytes(load(x + LANES) * inverse, to.numbers + LANES);
+    to.put(scale, first, second);
+}
 
 // R rows times N strips, the first of which is `first`; what units [begin, end) add to what was found before them
 template <int R, int N, class W>

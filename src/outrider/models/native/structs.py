@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import POINTER, Array, Structure, addressof, c_float, c_int32, c_uint8, c_void_p
+from ctypes import POINTER, Array, Structure, addressof, c_double, c_float, c_int32, c_uint8, c_void_p
 from functools import lru_cache
 
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Doubt
 from outrider.core.route import Route
+from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
-from outrider.core.truncation import Cut
 from outrider.models.rope import RotaryTable
 
 
@@ -23,6 +23,28 @@ class MatrixStruct(Structure):
     ]
 
 
+class ExpertsStruct(Structure):
+    _fields_ = [
+        ("router", MatrixStruct),
+        ("correction", c_void_p),
+        *((name, POINTER(MatrixStruct)) for name in ("gate_up", "down")),
+        *((name, MatrixStruct) for name in ("shared_gate_up", "shared_down")),
+        *((name, c_int32) for name in ("count", "chosen", "groups", "chosen_groups", "group_best", "by_sigmoid")),
+        ("normalised", c_int32),
+        ("scale", c_float),
+    ]
+
+
+class LatentStruct(Structure):
+    _fields_ = [
+        ("query_up", MatrixStruct),
+        *((name, POINTER(MatrixStruct)) for name in ("key_up", "value_up")),
+        *((name, c_void_p) for name in ("norm", "query_norm")),
+        *((name, c_int32) for name in ("rank", "nope_dim", "rope_dim", "value_dim")),
+        ("norm_eps", c_float),
+    ]
+
+
 class LayerStruct(Structure):
     _fields_ = [
         *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
@@ -30,6 +52,9 @@ class LayerStruct(Structure):
             (name, c_void_p)
             for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm", "q_norm", "k_norm")
         ),
+        *((name, c_void_p) for name in ("attention_norm_bias", "mlp_norm_bias", "beside_norm", "sinks")),
+        ("experts", POINTER(ExpertsStruct)),
+        ("latent", POINTER(LatentStruct)),
         ("rope", c_int32),
         ("window", c_int32),
     ]
@@ -40,11 +65,14 @@ class ModelStruct(Structure):
         *((name, c_int32) for name in ("is_bf16", "has_stored", "hidden", "layers", "heads", "kv_heads", "head_dim")),
         *((name, c_int32) for name in ("mlp", "vocab")),
         *((name, c_int32) for name in ("activation", "embedding_type")),
+        *((name, c_int32) for name in ("layer_norms", "gated", "parallel", "query_span")),
         *((name, c_float) for name in ("norm_eps", "query_scale", "embedding_scale", "attention_cap", "final_cap")),
         *((name, c_float) for name in ("residual_scale", "logit_scale")),
         ("embedding", c_void_p),
         ("norm", c_void_p),
+        ("norm_bias", c_void_p),
         ("head", MatrixStruct),
+        ("entry", MatrixStruct),
         ("layer", POINTER(LayerStruct)),
     ]
 
@@ -105,18 +133,53 @@ def _layer_array(layers: tuple[int, ...]) -> Array[c_int32]:
 
 
 class CutStruct(Structure):
-    _fields_ = [("top_k", c_int32), ("top_p", c_float), ("min_p", c_float)]
+    _fields_ = [("top_p", c_double), ("typical_p", c_double), ("top_k", c_int32), ("min_p", c_float)]
 
 
-def cut_array(cuts: Sequence[Cut] | None) -> Array[CutStruct] | None:
-    return None if cuts is None else (CutStruct * len(cuts))(*(CutStruct(cut.top_k, cut.top_p, cut.min_p) for cut in cuts))
+class ShapingStruct(Structure):
+    """What shapes laws. Arrays given to it live as long as it does."""
+
+    _held: Sequence[Tensor] = ()
+
+    _fields_ = [
+        ("vocab", c_int32),
+        *((name, c_void_p) for name in ("temperatures", "cuts", "bias", "ends", "missing")),
+        *((name, c_void_p) for name in ("penalties", "in_output", "in_prompt")),
+    ]
+
+    @staticmethod
+    def of(tempering: Tempering, vocab_size: int) -> ShapingStruct:
+        """For a model of ``vocab_size`` tokens; the arrays may be of more."""
+        shaping, temperatures = ShapingStruct(vocab_size), tempering.temperatures
+        shaping._temperatures = (c_float * len(temperatures))(*temperatures)
+        shaping.temperatures = addressof(shaping._temperatures)
+        if tempering.cuts is not None:
+            cuts = (CutStruct(cut.top_p, cut.typical_p, cut.top_k, cut.min_p) for cut in tempering.cuts)
+            shaping._cuts = (CutStruct * len(temperatures))(*cuts)
+            shaping.cuts = addressof(shaping._cuts)
+        if tempering.bias is not None:
+            shaping.bias = shaping._hold(tempering.bias)
+        if tempering.minimum is not None:
+            shaping.ends, shaping.missing = shaping._hold(tempering.minimum.ends), shaping._hold(tempering.minimum.missing)
+        if tempering.counted is not None:
+            counted = tempering.counted
+            shaping.penalties, shaping.in_prompt = shaping._hold(counted.penalties), shaping._hold(counted.in_prompt)
+            shaping.in_output = shaping._hold(counted.in_output)
+        return shaping
+
+    def _hold(self, tensor: Tensor) -> int:
+        """The address of [B, ...] numbers, kept as long as this struct is; what has a column per token says for how many."""
+        tensor = tensor.contiguous()
+        self._held = [*self._held, tensor]
+        self.vocab = max(self.vocab, tensor.shape[1] if tensor.dim() == 2 else 0)
+        return tensor.data_ptr()
 
 
 class ChainStruct(Structure):
     _fields_ = [
         ("longest", c_int32),
-        *((name, c_void_p) for name in ("depths", "temperatures", "seeds", "positions", "guesses", "cuts")),
-        *((name, c_void_p) for name in ("trust", "beliefs", "levels", "places")),
+        *((name, c_void_p) for name in ("depths", "shaping", "seeds", "positions", "guesses")),
+        *((name, c_void_p) for name in ("trust", "beliefs", "levels", "places", "ids")),
     ]
 
     def give_doubt(self, doubt: Doubt | None) -> None:
@@ -136,8 +199,8 @@ class ChainStruct(Structure):
 
 class ChoicesStruct(Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("batch", "nodes", "vocab")),
-        *((name, c_void_p) for name in ("logits", "temperatures", "seeds", "positions", "depths", "out")),
+        *((name, c_int32) for name in ("batch", "nodes", "start", "vocab")),
+        *((name, c_void_p) for name in ("logits", "tokens", "parents", "shaping", "seeds", "positions", "allowed", "out")),
     ]
 
 
@@ -145,8 +208,9 @@ class TreeStruct(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("longest", "width", "children", "capacity")),
         ("tau", c_float),
-        *((name, c_void_p) for name in ("depths", "most", "temperatures", "seeds", "positions")),
-        *((name, c_void_p) for name in ("tokens", "parents", "numbers", "counts", "cuts")),
+        *((name, c_void_p) for name in ("depths", "most", "shaping", "seeds", "positions")),
+        *((name, c_void_p) for name in ("tokens", "parents", "numbers", "counts", "ids")),
+        ("in_beams", c_int32),
     ]
 
 

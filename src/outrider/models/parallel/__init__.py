@@ -8,10 +8,11 @@ followers and return the leader's target, and everything above a target stays as
 from __future__ import annotations
 
 from outrider.core.errors import OptionError, RankError
+from outrider.models.dtypes import FEW_BITS
 from outrider.models.features import ModelConfig
 from outrider.models.gguf.stored import SPAN
 from outrider.models.layer_share import LayerShare
-from outrider.models.load import FEW_BITS, device_of, lean_config
+from outrider.models.load import device_of, lean_config
 from outrider.models.parallel.rank import ByHeads, ByLayers
 from outrider.models.parallel.target import ParallelTarget
 from outrider.models.share import Share

@@ -18,6 +18,8 @@ def main() -> None:
     answers = answering()
     opening, number, port = read_message(sys.stdin.buffer)
     assert isinstance(opening, Opening)
+    if opening.device_of(number).type == "cuda":
+        torch.cuda.set_device(opening.device_of(number))  # kernels are launched there
     rank = Rank(opening, number)
     write_message(answers, READY)
     with torch.inference_mode():
@@ -27,11 +29,14 @@ def main() -> None:
 def obey(rank: Rank, port: int) -> None:
     """Do what every message says, in order, until there are no more."""
     while (message := read_message(sys.stdin.buffer)) is not None:
-        for verb, arguments in message:
-            if verb == "connect":
-                rank.link.connect(find_store(port), rank.device)
-            else:
-                vars(Rank)[verb](rank, *arguments)
+        try:
+            for verb, arguments in message:
+                if verb == "connect":
+                    rank.link.connect(find_store(port), rank.device)
+                else:
+                    vars(Rank)[verb](rank, *arguments)
+        finally:
+            rank.give_back()
 
 
 if __name__ == "__main__":

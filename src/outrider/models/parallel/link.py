@@ -7,6 +7,7 @@ everything else (CPUs, or several ranks on one GPU).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -43,9 +44,10 @@ class Link(Joint):
     """One rank's end of the wires. Built before the others are there; ``connect`` waits for them."""
 
     def __init__(self, share: Share, vocab_size: int) -> None:
-        self.share = share
-        self.first_token = share.span(vocab_size)[0]
-        self._spans = [Share(rank, share.size).span(vocab_size) for rank in range(share.size)]
+        self.share, self.rank = share, share.rank
+        self.spans = [Share(rank, share.size).span(vocab_size) for rank in range(share.size)]
+        self.on_tell: Callable[[str, Sequence[Any]], object] = lambda *_: None
+        """How the followers of this rank are told what to do."""
         self._group: Any = None
 
     def connect(self, store: Any, device: torch.device) -> None:
@@ -58,34 +60,25 @@ class Link(Joint):
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_HOST)]  # a host's name may resolve to nothing
             self._group = _dist.ProcessGroupGloo(store, rank, size, options)
 
-    def sum(self, values: Tensor) -> Tensor:
-        parts = self.gather(values)
-        total = parts[0].float()
-        for part in parts[1:]:
-            total = total + part
-        return total.to(values.dtype)
-
-    def of(self, rank: int, values: Tensor) -> Tensor:
-        return self.gather(values)[rank]
-
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Every rank's ``values``, which are of one size, by rank."""
         values = values.contiguous()
         parts = [torch.empty_like(values) for _ in range(self.share.size)]
         self._connected.allgather([parts], [values]).wait()
         return parts
 
-    def gather_vocabulary(self, logits: Tensor) -> Tensor:
-        """[..., V] from every rank's own columns [..., V / size]; shares differ by a column at most."""
-        widest = max(end - begin for begin, end in self._spans)
-        padded = torch.nn.functional.pad(logits, (0, widest - logits.shape[-1]))
-        found = self.gather(padded)
-        return torch.cat([part[..., : end - begin] for part, (begin, end) in zip(found, self._spans, strict=True)], -1)
+    def of(self, rank: int, values: Tensor) -> Tensor:
+        sent, options = values.clone(memory_format=torch.contiguous_format), _dist.BroadcastOptions()
+        options.rootRank = rank
+        self._connected.broadcast([sent], options).wait()
+        return sent
 
-    def best(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """The token of the largest value of all ranks, the first of equals: as ``argmax`` over the whole vocabulary."""
-        all_values, all_tokens = torch.stack(self.gather(values)), torch.stack(self.gather(tokens))
-        return all_tokens.gather(0, all_values.argmax(0, keepdim=True))[0]
+    def tell(self, verb: str, *arguments: Any) -> None:
+        self.on_tell(verb, arguments)
+
+    def abort(self) -> None:
+        """End what waits for a rank that is gone, kernels of captured rounds too."""
+        if self._group is not None:
+            self._group.abort()
 
     @property
     def _connected(self) -> Any:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, cast, final
 
 import torch
 from torch import Tensor
 
+from outrider.cache.page_pool import PagePool
+from outrider.cache.paged import PagedCache
 from outrider.core.draft import Resume
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Cache
@@ -25,18 +27,20 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.decoder import Decoder
 from outrider.models.decoder_weights import Division, Weights
+from outrider.models.dtypes import FEW_BITS
 from outrider.models.features import ModelConfig
 from outrider.models.fuzzy import FuzzyDraft
+from outrider.models.gpu import gpu_decoder
 from outrider.models.layer_share import LayerShare
-from outrider.models.load import FEW_BITS, lean_checkpoint
+from outrider.models.load import lean_checkpoint
 from outrider.models.native import fastest_decoder
-from outrider.models.parallel.link import Link
-from outrider.models.quantised.rounded import rounded_decoder
+from outrider.models.parallel.link import Link, backend_of
+from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.share import Share
 from outrider.models.weights import read_weights
 
 
-class Part(Division, Protocol):
+class RankShare(Division, Protocol):
     """What a rank holds of a model."""
 
     def check(self, config: ModelConfig) -> None:
@@ -65,8 +69,13 @@ class Opening(ABC):
         device = torch.device(self.device)
         return torch.device("cuda", rank % torch.cuda.device_count()) if device.type == "cuda" else device
 
+    @property
+    def is_wired(self) -> bool:
+        """Whether sums over ranks can be part of a captured graph."""
+        return backend_of(torch.device(self.device), self.size) == "nccl"
+
     @abstractmethod
-    def part(self, rank: int) -> Part: ...
+    def part(self, rank: int) -> RankShare: ...
 
     @abstractmethod
     def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
@@ -89,6 +98,11 @@ class ByHeads(Opening):
                 why = "a C++ compiler, OUTRIDER_NATIVE not 0, and an architecture of the native pass"
                 raise OptionError(f"dtype = {self.dtype!r} of a divided model needs {why}; use 'bfloat16'")
             return rounded
+        if self.fast and self.is_wired:
+            whole = replace(mine, vocab_size=config.vocab_size)
+            found = gpu_decoder(whole, weights, page_len=self.page_len, joint=link)
+            if found is not None:
+                return found
         if self.fast:
             return fastest_decoder(mine, weights, joint=link, page_len=self.page_len)
         return Decoder(mine, weights, self.page_len, joint=link)
@@ -126,6 +140,49 @@ class Rank:
         self.caches: dict[int, Cache] = {}
         self._logits = torch.zeros(0)
         """Its columns of the latest scores."""
+        self._lent: list[list[int]] = []
+        self._rounds: dict[int, Any] = {}
+        self._graphs: Any = None
+        """Memory that the captured rounds share."""
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the first rank keeps the books of its pages, and captured rounds tell it what to read."""
+        return self.model.traits.can_be_captured
+
+    def lend(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+        """A follower that is led gets the pages of the cache that the next pass reads and writes, under the number 0."""
+        cache = self.caches[0] = PagedCache.empty(self._pool, len(lengths))
+        self._lent = cache.pages
+        for row, mine in zip(cache.pages, pages, strict=True):
+            row.extend(mine)
+        cache.lengths = list(lengths)
+
+    def give_back(self) -> None:
+        """Forget lent pages. Whether they are in use is in the first rank's books, so they are not released here."""
+        for row in self._lent:
+            row.clear()
+
+    def write(self, verb: str, arguments: Sequence[Any]) -> None:
+        """A follower that is led does to its pages what was done to the first rank's beside passes."""
+        vars(PagePool)[verb](self._pool, *arguments)
+
+    def capture(self, key: int, spec: Any) -> None:
+        """A follower that is led captures its part of a round, under a name. What it was told knows how."""
+        if not self._rounds:  # a pool goes with the last graph that used it
+            self._graphs = torch.cuda.graph_pool_handle()
+        made = self._rounds[key] = spec.followed(self.model)
+        made.capture(self._graphs)
+
+    def launch(self, key: int) -> None:
+        self._rounds[key].launch()
+
+    def forget(self, key: int) -> None:
+        del self._rounds[key]
+
+    @property
+    def _pool(self) -> PagePool:
+        return cast(Any, self.model).pool
 
     def new_cache(self, number: int, batch_size: int) -> None:
         self.caches[number] = self.model.new_cache(batch_size)

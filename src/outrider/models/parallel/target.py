@@ -6,6 +6,9 @@ a round is one message, and one more for the choice. A draft model is whole on t
 The choice among the vocabulary needs no gathered logits where a temperature is all that shapes them (greedy included): every
 rank finds its best column, and the best of those is the choice. Everything else (top-k, top-p, penalties, grammars, log
 probabilities, drafters that read scores) gathers the logits when it looks at them.
+
+On GPUs with NCCL every rank runs the fast decoder. Passes are then captured graphs with their sums over ranks, and so are whole
+rounds (``gpu/shared_round.py``). The leader keeps the books of all pages: followers are told them with each pass.
 """
 
 from __future__ import annotations
@@ -13,22 +16,26 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import Tensor
 
+from outrider.cache.paged import PagedCache
 from outrider.core.draft import Resume
-from outrider.core.interfaces import Cache
+from outrider.core.interfaces import Cache, Target
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.core.watched_target import WatchedTarget
+from outrider.models.lent import lend
 from outrider.models.parallel.rank import Opening, Rank
-from outrider.models.parallel.team import Team, watch
+from outrider.models.parallel.team import RankTeam, watch
+
+_PADDING = 32
+"""A captured pass may be wider than its tree by less than this."""
 
 
 @final
@@ -36,7 +43,7 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
     """A model divided among processes of this machine, led by this one."""
 
     def __init__(self, opening: Opening) -> None:
-        self._team = Team(opening)
+        self._team = RankTeam(opening)
         try:
             self._rank = Rank(opening, 0)
         except BaseException:
@@ -47,7 +54,9 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
         self.config = config
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = model.device, model.dtype
-        self.gumbel_stream, self.traits = model.gumbel_stream, replace(model.traits, can_be_captured=False)
+        self.gumbel_stream, self.traits = model.gumbel_stream, model.traits
+        if self._rank.is_led:
+            self._lead()
         self._numbers = itertools.count()
         self._passes = itertools.count(1)
         self._pass = 0
@@ -62,30 +71,51 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
         return self._rank.num_weights
 
     @property
-    def team(self) -> Team:
+    def team(self) -> RankTeam:
         return self._team
 
     def tell_loss(self, tell: Callable[[str], None]) -> None:
         watch(self._team, tell)
 
-    def new_cache(self, batch_size: int) -> MirroredCache:
+    @property
+    def captured_as(self) -> Target:
+        return self._rank.model
+
+    def _lead(self) -> None:
+        """Tell the followers what happens to pages, and what rounds are captured and launched."""
+        link, team, pool = self._rank.link, self._team, cast(Any, self._rank.model).pool
+        pool.told = lambda verb, arguments: team.note("write", (verb, arguments))
+        link.on_tell = lambda verb, arguments: (team.note if verb in ("forget", "lend") else team.tell)(verb, arguments)
+        if self._team.followers:
+            watch(self._team, lambda _: link.abort())
+
+    def new_cache(self, batch_size: int) -> Cache:
+        if self._rank.is_led:
+            return self._rank.model.new_cache(batch_size)
         number = next(self._numbers)
         self.do("new_cache", number, batch_size)
         return MirroredCache(self, number)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         plain = [list(row) for row in rows]
-        return self.run("prefill", plain, _number_of(cache), tuple(taps))
+        if not self._rank.is_led:
+            return self.run("prefill", plain, self._number_of(cache, 0), tuple(taps))
+        self._rank.caches[0] = cache  # the decoder tells the followers itself, since drafters ask it, too
+        found = self._team.guarded(self._rank, "prefill", (plain, 0, tuple(taps)))
+        self._rank.caches.clear()
+        return found
 
     def score(
         self, tree: TokenTree, cache: Cache, *, taps: Sequence[int] = (), start: int = 0, resume: Resume | None = None
     ) -> Scores:
-        tapped = self.run("score", _on_host(tree), _number_of(cache), tuple(taps), start, _resume_on_host(resume))
+        number = self._number_of(cache, tree.num_nodes + _PADDING, start)
+        tapped = self.run("score", _on_host(tree), number, tuple(taps), start, _resume_on_host(resume))
         self._pass = mine = next(self._passes)
         return Scores(partial(self._gathered, mine), tapped, choose=partial(self._chosen, mine))
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
-        return self.run("exit", _on_host(tree), _number_of(cache), route, start, _resume_on_host(begun))
+        number = self._number_of(cache, tree.num_nodes, start)
+        return self.run("exit", _on_host(tree), number, route, start, _resume_on_host(begun))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.run("logits", hidden.cpu())
@@ -98,7 +128,10 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
     def run(self, verb: str, *arguments: Any) -> Any:
         """A call that every rank takes part in."""
         self._team.tell(verb, arguments)
-        return self._team.guarded(self._rank, verb, arguments)
+        found = self._team.guarded(self._rank, verb, arguments)
+        if self._rank.is_led:
+            self._rank.caches.clear()  # a cache that was lent for this call
+        return found
 
     def cache_of(self, number: int) -> Cache:
         return self._rank.caches[number]
@@ -107,6 +140,15 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
         new = next(self._numbers)
         self.do("derive", number, verb, arguments, new)
         return MirroredCache(self, new)
+
+    def _number_of(self, cache: Cache, num_nodes: int, start: int = 0) -> int:
+        """The number by which every rank finds a cache that a pass of so many nodes reads and writes."""
+        if isinstance(cache, MirroredCache):
+            return cache.number
+        assert isinstance(cache, PagedCache), "a divided model works on the caches it made"
+        lend(self._rank.link, cache, num_nodes, start=start)
+        self._rank.caches[0] = cache
+        return 0
 
     def _gathered(self, which: int) -> Tensor:
         assert which == self._pass, "scores are read before the next pass"
@@ -146,16 +188,12 @@ class MirroredCache(Cache):
         return self._target.derived(self.number, "narrow", list(rows))
 
     def join(self, other: Cache) -> MirroredCache:
-        return self._target.derived(self.number, "join", _number_of(other))
+        assert isinstance(other, MirroredCache), "a divided model works on the caches it made"
+        return self._target.derived(self.number, "join", other.number)
 
     def _change(self, verb: str, *arguments: Any, **options: Any) -> None:
         self._target.do("change", self.number, verb, arguments, options)
         self.lengths = self._target.cache_of(self.number).lengths
-
-
-def _number_of(cache: Cache) -> int:
-    assert isinstance(cache, MirroredCache), "a divided model works on the caches it made"
-    return cache.number
 
 
 def _on_host(tree: TokenTree) -> TokenTree:

@@ -27,7 +27,7 @@ _NOTICE_S = 3.0
 
 
 @final
-class Team:
+class RankTeam:
     """All followers of a model."""
 
     def __init__(self, opening: Opening) -> None:
@@ -120,7 +120,7 @@ def _end_all(followers: Sequence[Companion]) -> None:
         follower.end()
 
 
-def watch(team: Team, say: Any) -> threading.Thread:
+def watch(team: RankTeam, say: Any) -> threading.Thread:
     """A thread that calls ``say`` with the name of a follower that dies."""
 
     def look() -> None:

@@ -29,7 +29,7 @@ class Quantised:
     group_len: int
     """Neighbouring inputs that share a scale."""
     bits: int
-    """4 or 8: bits of a code. Whole codes are signed, -8 .. 7 or -128 .. 127."""
+    """4, 5 or 8: bits of a code. Whole codes are signed, -8 .. 7 or -128 .. 127."""
     zeros: Tensor | None = None
     """[out, groups] int16: the code of the number 0; None where it is 0 everywhere."""
     group_of: Tensor | None = None

@@ -47,7 +47,7 @@ class MXFP4(Format):
 
     @property
     def stays(self) -> bool:
-        return False  # a CPU multiplies experts in float32
+        return True
 
     @property
     def packs(self) -> bool:

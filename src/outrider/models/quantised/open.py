@@ -13,7 +13,7 @@ from outrider.models.features import ModelConfig
 from outrider.models.gpu import can_run as gpu_can_run
 from outrider.models.gpu.known import head_dim_for, missing_features
 from outrider.models.native import native_decoder
-from outrider.models.native.decoder import missing_features as native_missing
+from outrider.models.native.known import multiplies_stored
 from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.format import Format
 from outrider.models.quantised.packed_rows import PackedFolder
@@ -25,7 +25,7 @@ _FEW_BITS = 4
 
 def stored_decoder(config: ModelConfig, folder: TensorSource, *, page_len: int = 0) -> LayeredTarget | None:
     """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
-    if not isinstance(folder, QuantisedFolder) or not folder.form.stays or native_missing(config):
+    if not isinstance(folder, QuantisedFolder) or not folder.form.stays or not multiplies_stored(config):
         return None
     source = StoredFolder(folder)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))

@@ -6,9 +6,10 @@ The pass knows the blocks of 32 weights of GGUF files (``gguf/stored.py``) and t
     Q4_0, Q8_0   scale of 16 bits, the zero is the middle of the codes
     Q4_Z         scale of 16 bits, and the zero as a code: scale * zero would not fit into the 16 bits of a Q4_1 offset
     Q4_F, Q8_F   scale of 32 bits, and the zero as a code
+    Q5_0         MXFP4: twice an e2m1 float is a whole number from -12 to 12, and half its power of two a scale of 16 bits
 
-Codes of floats and act-order have no such layout: those matrices are dequantised. Embedding and head stay in the 16 bits that
-the checkpoint has. Inputs are rounded to 8 bits for codes, as for GGUF files, and stay floats for the head.
+Other codes of floats and act-order have no such layout: those matrices are dequantised. Embedding and head stay in the 16 bits
+that the checkpoint has. Inputs are rounded to 8 bits for codes, as for GGUF files, and stay floats for the head.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -25,6 +27,7 @@ from torch import Tensor
 from outrider.models.decoder_weights import STORED_ROWS
 from outrider.models.gguf.stored import SPAN
 from outrider.models.gguf.stored import STORED as GGUF_TYPES
+from outrider.models.packed import factors
 from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.kept import KeptFolder
 from outrider.models.quantised.matrix import Quantised
@@ -36,6 +39,8 @@ FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16"}
 MOST_BYTES = 37
 """Most bytes of a block of 32 weights, whatever its type."""
 _ENDS = ("embed_tokens.weight", "lm_head.weight")
+_MOST_OF_FIVE = 15
+"""The largest whole number of 5 bits with a sign."""
 
 
 @final
@@ -51,6 +56,11 @@ class RowMemory:
     def address(self) -> int:
         """Where the rows lie in memory."""
         return self._bytes.ctypes.data
+
+    @property
+    def adds_halves(self) -> bool:
+        """The head of a quantised checkpoint keeps float inputs."""
+        return False
 
     def table(self, rows: Tensor, kind: str) -> Tensor:
         """Keep rows [out, bytes] of one type: where each begins, and the number of the type."""
@@ -84,21 +94,40 @@ class StoredFolder(KeptFolder):
         return self.memory.table(tensor.contiguous().view(torch.uint8), FLOATS[tensor.dtype])
 
     def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
-        kinds = {name: type_of(matrix) for name, matrix in matrices.items()}
-        found = {name: (matrix, kind) for name, matrix in matrices.items() if (kind := kinds[name]) is not None}
+        whole = {name: in_whole_numbers(matrix) for name, matrix in matrices.items()}
+        kinds = {name: type_of(matrix) for name, matrix in whole.items()}
+        found = {name: (matrix, kind) for name, matrix in whole.items() if (kind := kinds[name]) is not None}
         if len(found) < len(matrices):
             return None
-        return {name: self.memory.table(rows_of(matrix, kind), kind) for name, (matrix, kind) in found.items()}
+        return {name: self._table(matrix, kind) for name, (matrix, kind) in found.items()}
+
+    def _table(self, matrix: Quantised, kind: str) -> Tensor:
+        """[out, 2], or [E, 2, out] of experts, whose inputs come first."""
+        table = self.memory.table(rows_of(matrix, kind), kind)
+        return table.unflatten(0, (matrix.num_experts, -1)).transpose(1, 2) if matrix.num_experts else table
+
+
+def in_whole_numbers(matrix: Quantised) -> Quantised:
+    """The same matrix, its codes whole numbers where twice the numbers of its table are."""
+    if matrix.levels is None:
+        return matrix
+    twice = 2 * matrix.levels
+    if not torch.equal(twice, twice.round()) or twice.abs().max() > _MOST_OF_FIVE:
+        return matrix
+    codes = twice.to(torch.int8)[matrix.codes.long() + 8]
+    return replace(matrix, codes=codes, scales=factors(matrix.scales) / 2, bits=5, levels=None)
 
 
 def type_of(matrix: Quantised) -> str | None:
     """The first type that holds the matrix exactly; None where there is none."""
-    if matrix.is_float or matrix.group_of is not None or matrix.shape[1] % SPAN:
+    if matrix.is_float or matrix.levels is not None or matrix.group_of is not None or matrix.shape[1] % SPAN:
         return None
     if matrix.scales.shape[1] > 1 and matrix.group_len % SPAN:
         return None
     wide = matrix.scales.float()
     fits = torch.equal(wide.half().float(), wide)
+    if matrix.bits == 5:
+        return "Q5_0" if fits else "Q8_F"
     if matrix.bits == 8:
         return "Q8_0" if fits and matrix.zeros is None else "Q8_F"
     return "Q4_F" if not fits else "Q4_0" if matrix.zeros is None else "Q4_Z"
@@ -114,8 +143,13 @@ def rows_of(matrix: Quantised, kind: str) -> Tensor:
         zeros = matrix.zeros if matrix.zeros is not None else torch.zeros_like(matrix.scales, dtype=torch.int16)
         parts.append(_per_block(matrix, zeros).to(torch.int8).unsqueeze(-1).view(torch.uint8))
     codes = matrix.codes.view(num_outputs, blocks, SPAN)
-    if matrix.bits == 8:
+    if kind.startswith("Q8"):
         parts.append(codes.view(torch.uint8))
+    elif kind == "Q5_0":
+        numbers = (codes + 16).view(torch.uint8)
+        upper = (numbers >> 4).view(num_outputs, blocks, 4, 8) << torch.arange(8, dtype=torch.uint8)
+        parts.append(upper.sum(-1, dtype=torch.uint8))
+        parts.append(numbers[..., : SPAN // 2] & 15 | numbers[..., SPAN // 2 :] << 4)
     else:
         numbers = (codes + 8).view(torch.uint8)
         parts.append(numbers[..., : SPAN // 2] | numbers[..., SPAN // 2 :] << 4)

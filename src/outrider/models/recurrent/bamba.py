@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.cache.replay import ScanShape
 from outrider.core.errors import ModelError
-from outrider.models.recurrent.config import Keys, RecurrentConfig
-from outrider.models.recurrent.family import Family
+from outrider.models.recurrent.config import HYBRID_SIZES, RecurrentConfig, RecurrentConfigKeys
+from outrider.models.recurrent.family import RecurrentFamily
 from outrider.models.recurrent.layers import Attention, Mixer, RecurrentLayer
 from outrider.models.recurrent.mamba_mixer import MambaMixer
 from outrider.models.recurrent.tensors import Tensors
@@ -16,12 +15,7 @@ from outrider.models.recurrent.tensors import Tensors
 _ROTARY = 0.5
 """Share of a head that is rotated, whatever the file says (as in transformers)."""
 _DEFAULTS = {
-    "vocab_size": 128_000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
+    **HYBRID_SIZES,
     "max_position_embeddings": 262_144,
     "rms_norm_eps": 1e-5,
     "mamba_n_heads": 128,
@@ -37,13 +31,14 @@ _DEFAULTS = {
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
-    keys = Keys(raw, _DEFAULTS)
+    keys = RecurrentConfigKeys(raw, _DEFAULTS)
     if not keys.silu:
         return None
     attention, is_attention = keys.attention("llama", _ROTARY), _is_attention(keys)
+    inner = keys.whole("mamba_expand") * keys.whole("hidden_size")
     return RecurrentConfig(
         family="bamba",
-        scan=_scan(keys, is_attention.count(False)),
+        scan=keys.mamba(is_attention.count(False), "mamba_expand * hidden_size", inner),
         time_step_limit=keys.time_step_limit,
         mixer_biases=(keys.flag("mamba_proj_bias"), keys.flag("mamba_proj_bias")),
         conv_bias=keys.flag("mamba_conv_bias"),
@@ -51,7 +46,7 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
     )
 
 
-def _is_attention(keys: Keys) -> tuple[bool, ...]:
+def _is_attention(keys: RecurrentConfigKeys) -> tuple[bool, ...]:
     num_layers, given = keys.whole("num_hidden_layers"), set(keys.raw.get("attn_layer_indices") or [])
     outside = sorted(given - set(range(num_layers)))
     if outside:
@@ -59,21 +54,6 @@ def _is_attention(keys: Keys) -> tuple[bool, ...]:
             f"config.json has attention in layer {outside[0]}, and the layers are 0 to {num_layers - 1}; fetch the file again"
         )
     return tuple(layer in given for layer in range(num_layers))
-
-
-def _scan(keys: Keys, num_layers: int) -> ScanShape:
-    num_heads, num_groups, state_size = keys.whole("mamba_n_heads"), keys.whole("mamba_n_groups"), keys.whole("mamba_d_state")
-    keys.divided("mamba_n_heads", num_heads, "mamba_n_groups")
-    inner = keys.whole("mamba_expand") * keys.whole("hidden_size")
-    return ScanShape(
-        num_layers=num_layers,
-        num_heads=num_heads,
-        head_dim=keys.divided("mamba_expand * hidden_size", inner, "mamba_n_heads"),
-        num_groups=num_groups,
-        state_size=state_size,
-        conv_len=keys.whole("mamba_d_conv"),
-        conv_size=inner + 2 * num_groups * state_size,
-    )
 
 
 def layer(config: RecurrentConfig, index: int, tensors: Tensors) -> RecurrentLayer:
@@ -95,10 +75,4 @@ def _mixer(config: RecurrentConfig, index: int, tensors: Tensors) -> Mixer:
     return MambaMixer(config, tensors.below("mamba"), place)
 
 
-FAMILY = Family(
-    describe=describe,
-    layer=layer,
-    prefix="model",
-    embeddings=("embed_tokens",),
-    norm="final_layernorm",
-)
+FAMILY = RecurrentFamily(describe=describe, layer=layer, prefix="model", embeddings=("embed_tokens",), norm="final_layernorm")

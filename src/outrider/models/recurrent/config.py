@@ -99,7 +99,18 @@ class RecurrentConfig:
         return self.is_attention[:layer].count(self.is_attention[layer])
 
 
-class Keys:
+HYBRID_SIZES = {
+    "vocab_size": 128_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+"""What transformers fills in for the sizes of Bamba and of Falcon-H1."""
+
+
+class RecurrentConfigKeys:
     """The entries of a ``config.json`` with a family's defaults, checked as they are read."""
 
     def __init__(self, raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -120,6 +131,20 @@ class Keys:
             reason = f"{whole} = {size} cannot be divided by {parts} = {self.whole(parts)}"
             raise ModelError(f"config.json is inconsistent: {reason}; fetch the file again")
         return size // self.whole(parts)
+
+    def mamba(self, num_layers: int, name: str, inner: int) -> ScanShape:
+        """The scan of Mamba-2 layers of a hybrid model; ``inner`` channels in all, as the file says under ``name``."""
+        num_heads, num_groups = self.whole("mamba_n_heads"), self.whole("mamba_n_groups")
+        self.divided("mamba_n_heads", num_heads, "mamba_n_groups")
+        return ScanShape(
+            num_layers=num_layers,
+            num_heads=num_heads,
+            head_dim=self.divided(name, inner, "mamba_n_heads"),
+            num_groups=num_groups,
+            state_size=self.whole("mamba_d_state"),
+            conv_len=self.whole("mamba_d_conv"),
+            conv_size=inner + 2 * num_groups * self.whole("mamba_d_state"),
+        )
 
     @property
     def silu(self) -> bool:

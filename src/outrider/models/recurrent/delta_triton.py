@@ -17,33 +17,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.cache.recurrent import Columns
-from outrider.cache.replay import ScanShape
+from outrider.cache.recurrent import StateColumns
 from outrider.models.recurrent.delta_scan import DeltaNumbers
-from outrider.models.recurrent.layers import LayerScan, RecurrentPass
+from outrider.models.recurrent.layers import RecurrentPass
 from outrider.models.recurrent.scan_kernels import BLOCK, at_nodes, convolved, fade_between, logged_decay, softplus
+from outrider.models.recurrent.triton_scan import TritonScan
 
 _PART = 32
 """Values of a head per program of the second kernel."""
+_PIECE = 32
+"""Numbers of a key that are multiplied at once: a thread holds all of them, and with 128 they do not fit into its registers."""
 
 
 @final
-class TritonDelta(LayerScan):
-    """One layer's scan, with sums in float32."""
+class TritonDelta(TritonScan[DeltaNumbers]):
+    """The gated delta rule."""
 
-    def __init__(self, shape: ScanShape, numbers: DeltaNumbers) -> None:
-        self._shape, self._numbers = shape, numbers
-
-    def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
-        columns, shape = step.cache.columns(layer), self._shape
-        projected = projected.contiguous()
-        mixed = projected.new_empty(step.batch_size, step.num_nodes, shape.conv_size)
-        self._convolve(projected, mixed, columns, step)
-        out = projected.new_empty(step.batch_size, step.num_nodes, shape.num_heads * shape.head_dim)
-        self._read(projected, mixed, out, columns, step)
-        return out
-
-    def _convolve(self, projected: Tensor, mixed: Tensor, columns: Columns, step: RecurrentPass) -> None:
+    def _convolve(self, projected: Tensor, mixed: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
         shape, numbers, log = self._shape, self._numbers, columns.log
         heads_each = shape.num_heads // shape.num_groups
         _delta_convolve[(step.batch_size * step.num_nodes, shape.num_groups)](
@@ -54,25 +44,19 @@ class TritonDelta(LayerScan):
             numbers.weight,
             numbers.rate,
             numbers.time_bias,
-            step.num_nodes,
-            columns.end + step.start,
-            log.stride(0),
-            log.stride(1),
+            *self._written(columns, step),
             projected.shape[2],
-            HEADS=shape.num_heads,
-            SIZE=shape.head_dim,
-            STATE=shape.state_size,
-            GROUPS=shape.num_groups,
+            **self._sizes(step),
+            **self._states(),
             WINDOW=shape.conv_len,
-            IS_CHAIN=step.tree.is_chain,
             STATE_BLOCK=triton.next_power_of_2(shape.state_size),
             VALUE_BLOCK=triton.next_power_of_2(heads_each * shape.head_dim),
             HEAD_BLOCK=triton.next_power_of_2(heads_each),
             num_warps=4,
         )
 
-    def _read(self, projected: Tensor, mixed: Tensor, out: Tensor, columns: Columns, step: RecurrentPass) -> None:
-        shape, log, tree = self._shape, columns.log, step.tree
+    def _read(self, inputs: tuple[Tensor, Tensor], out: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
+        shape, log, tree, (projected, mixed) = self._shape, columns.log, step.tree, inputs
         part = min(_PART, max(16, triton.next_power_of_2(shape.head_dim)))
         _delta_read[(triton.cdiv(shape.head_dim, part), shape.num_heads, step.batch_size)](
             projected,
@@ -81,21 +65,13 @@ class TritonDelta(LayerScan):
             columns.state,
             mixed if tree.is_chain else step.seen,
             out,
-            step.num_nodes,
-            tree.num_nodes,
-            columns.begin,
-            columns.end,
-            log.stride(0),
-            log.stride(1),
+            *self._seen(columns, step),
             projected.shape[2],
-            HEADS=shape.num_heads,
-            SIZE=shape.head_dim,
-            STATE=shape.state_size,
-            GROUPS=shape.num_groups,
-            IS_CHAIN=tree.is_chain,
+            **self._sizes(step),
+            **self._states(),
             BLOCK=BLOCK,
             PART=part,
-            STATE_BLOCK=max(16, triton.next_power_of_2(shape.state_size)),
+            PIECE=_PIECE,
             num_warps=4,
         )
 
@@ -141,16 +117,30 @@ def _delta_convolve(
 
 
 @triton.jit
+def _products(
+    query, keys, there, is_new, valid, STATE: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """[ROWS, WIDTH] each: queries and keys times the vectors that ``there`` [WIDTH] points to, all of STATE numbers."""
+    by_query, by_key = tl.zeros([ROWS, WIDTH], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+    for begin in range(0, STATE, PIECE):
+        number = begin + tl.arange(0, PIECE)
+        is_number = number < STATE
+        vectors = tl.load(there[None, :] + number[:, None], is_number[:, None] & valid[None, :], 0.0)
+        mask = is_new[:, None] & is_number[None, :]
+        by_query = tl.dot(tl.load(query[:, None] + number[None, :], mask, 0.0), vectors, by_query, input_precision="ieee")
+        by_key = tl.dot(tl.load(keys[:, None] + number[None, :], mask, 0.0), vectors, by_key, input_precision="ieee")
+    return by_query, by_key
+
+
+@triton.jit
 def _found(
-    query, keys, found, known, log, column, valid, fade, group, head, column_stride, part, key,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr,
+    query, keys, found, known, at, is_new, valid, fade, values,
+    STATE: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """[nodes, PART] with what queries and keys [nodes, STATE] find in a block of columns, faded."""
-    at = log + column * column_stride + CHANNELS + HEADS
-    there = tl.load(at[None, :] + group * STATE + key[:, None], (key < STATE)[:, None] & valid[None, :], 0.0)
-    values = tl.load(at[:, None] + KEYS + head * SIZE + part[None, :], valid[:, None] & (part < SIZE)[None, :], 0.0)
-    found += tl.dot(tl.dot(query, there, input_precision="ieee") * fade, values, input_precision="ieee")
-    known += tl.dot(tl.dot(keys, there, input_precision="ieee") * fade, values, input_precision="ieee")
+    """[nodes, PART] with what queries and keys find in a block of columns, faded: keys are ``at`` [BLOCK], with ``values``."""
+    by_query, by_key = _products(query, keys, at, is_new, valid, STATE, PIECE, BLOCK, BLOCK)
+    found = tl.dot(by_query * fade, values, found, input_precision="ieee")
+    known = tl.dot(by_key * fade, values, known, input_precision="ieee")
     return found, known
 
 
@@ -169,7 +159,7 @@ def _solved(overlap, wanted, place, BLOCK: tl.constexpr):
 def _delta_read(
     projected, mixed, log, state, seen, out, num_nodes, total_nodes, begin, end, row_stride, column_stride, width,
     HEADS: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, GROUPS: tl.constexpr, IS_CHAIN: tl.constexpr,
-    BLOCK: tl.constexpr, PART: tl.constexpr, STATE_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PART: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """All nodes of one row, in a part of one head. What a block writes, later blocks read: threads meet in between."""
     INNER: tl.constexpr = HEADS * SIZE
@@ -177,52 +167,52 @@ def _delta_read(
     CHANNELS: tl.constexpr = INNER + 2 * KEYS
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     group, start = head // (HEADS // GROUPS), total_nodes - num_nodes
-    place, key = tl.arange(0, BLOCK), tl.arange(0, STATE_BLOCK)
-    part = tl.program_id(0) * PART + tl.arange(0, PART)
-    is_part, is_key = part < SIZE, key < STATE
-    log += row * row_stride
-    seen += row * total_nodes * total_nodes
+    place, part = tl.arange(0, BLOCK), tl.program_id(0) * PART + tl.arange(0, PART)
+    is_part = part < SIZE
+    log, seen = log + row * row_stride, seen + row * total_nodes * total_nodes
     nodes = log + end * column_stride + CHANNELS + head
     before = logged_decay(log + CHANNELS + head, begin, end, column_stride, BLOCK)
-    state += (row * HEADS + head) * SIZE * STATE
-    held = tl.load(state + part[None, :] * STATE + key[:, None], is_key[:, None] & is_part[None, :], 0.0)
+    held = state + (row * HEADS + head) * SIZE * STATE + part * STATE
+    log_keys, log_values = log + CHANNELS + HEADS + group * STATE, log + CHANNELS + HEADS + KEYS + head * SIZE + part[None, :]
     for block in range(0, num_nodes, BLOCK):
         new = block + place
         node, is_new = start + new, new < num_nodes
-        at_mixed = mixed + (row * num_nodes + new) * CHANNELS
-        own = log + (end + node) * column_stride + CHANNELS + HEADS
-        query = tl.load(at_mixed[:, None] + group * STATE + key[None, :], is_new[:, None] & is_key[None, :], 0.0)
-        keys = tl.load(own[:, None] + group * STATE + key[None, :], is_new[:, None] & is_key[None, :], 0.0)
+        at_mixed, own = mixed + (row * num_nodes + new) * CHANNELS, (end + node) * column_stride
+        query, keys = at_mixed + group * STATE, log_keys + own
         now = before + at_nodes(nodes, seen, node, total_nodes, column_stride, IS_CHAIN, BLOCK)
-        left_of_state = tl.exp(now.to(tl.float32))[:, None]
-        found = tl.dot(query, held, input_precision="ieee") * left_of_state
-        known = tl.dot(keys, held, input_precision="ieee") * left_of_state
+        left = tl.exp(now.to(tl.float32))[:, None]
+        found, known = _products(query, keys, held, is_new, is_part, STATE, PIECE, BLOCK, PART)
+        found, known = found * left, known * left
         passed = before - before
         for first in range(begin, end, BLOCK):
             column = first + place
-            decay = tl.load(log + column * column_stride + CHANNELS + head, column < end, 0.0).to(tl.float64)
-            left = now[:, None] - (passed + tl.cumsum(decay, 0))[None, :]
+            is_there = column < end
+            decay = tl.load(log + column * column_stride + CHANNELS + head, is_there, 0.0).to(tl.float64)
+            fade = tl.exp((now[:, None] - (passed + tl.cumsum(decay, 0))[None, :]).to(tl.float32))
+            fade = tl.where(is_there[None, :], fade, 0.0)
             passed += tl.sum(decay, 0)
-            fade = tl.where((column < end)[None, :], tl.exp(left.to(tl.float32)), 0.0)
-            found, known = _found(query, keys, found, known, log, column, column < end, fade, group, head, column_stride,
-                                  part, key, HEADS, SIZE, STATE, KEYS, CHANNELS)  # fmt: skip
+            there = column * column_stride
+            values = tl.load(log_values + there[:, None], is_there[:, None] & is_part[None, :], 0.0)
+            found, known = _found(query, keys, found, known, log_keys + there, is_new, is_there, fade, values,
+                                  STATE, PIECE, BLOCK)  # fmt: skip
         for first in range(0, start + block, BLOCK):
             other = first + place
             is_other = other < start + block
-            there = before + at_nodes(nodes, seen, other, total_nodes, column_stride, IS_CHAIN, BLOCK)
-            fade = fade_between(seen, node, other, is_new[:, None] & is_other[None, :], now, there, total_nodes, IS_CHAIN)
-            found, known = _found(query, keys, found, known, log, end + other, is_other, fade, group, head, column_stride,
-                                  part, key, HEADS, SIZE, STATE, KEYS, CHANNELS)  # fmt: skip
+            then = before + at_nodes(nodes, seen, other, total_nodes, column_stride, IS_CHAIN, BLOCK)
+            fade = fade_between(seen, node, other, is_new[:, None] & is_other[None, :], now, then, total_nodes, IS_CHAIN)
+            there = (end + other) * column_stride
+            values = tl.load(log_values + there[:, None], is_other[:, None] & is_part[None, :], 0.0)
+            found, known = _found(query, keys, found, known, log_keys + there, is_new, is_other, fade, values,
+                                  STATE, PIECE, BLOCK)  # fmt: skip
         fade = fade_between(seen, node, node, is_new[:, None] & is_new[None, :], now, now, total_nodes, IS_CHAIN)
-        at_value = 2 * KEYS + head * SIZE + part
-        value = tl.load(at_mixed[:, None] + at_value[None, :], is_new[:, None] & is_part[None, :], 0.0)
+        reads, overlap = _products(query, keys, keys, is_new, is_new, STATE, PIECE, BLOCK, BLOCK)
+        kept = is_new[:, None] & is_part[None, :]
+        value = tl.load(at_mixed[:, None] + (2 * KEYS + head * SIZE + part)[None, :], kept, 0.0)
         rate = tl.load(projected + (row * num_nodes + new) * width + CHANNELS + INNER + head, is_new, 0.0)
         rate = 1.0 / (1.0 + tl.exp(-rate.to(tl.float32)))
-        overlap = tl.dot(keys, tl.trans(keys), input_precision="ieee") * fade * rate[:, None]
-        overlap = tl.where(place[None, :] < place[:, None], overlap, 0.0)
+        overlap = tl.where(place[None, :] < place[:, None], overlap * fade * rate[:, None], 0.0)
         written = _solved(overlap, (value - known) * rate[:, None], place, BLOCK)
-        kept = is_new[:, None] & is_part[None, :]
-        tl.store(own[:, None] + KEYS + head * SIZE + part[None, :], written, kept)
-        found += tl.dot(tl.dot(query, tl.trans(keys), input_precision="ieee") * fade, written, input_precision="ieee")
+        tl.store(log_values + own[:, None], written, kept)
+        found = tl.dot(reads * fade, written, found, input_precision="ieee")
         tl.store(out + ((row * num_nodes + new) * INNER)[:, None] + head * SIZE + part[None, :], found, kept)
         tl.debug_barrier()

@@ -10,19 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.cache.replay import ScanShape
-from outrider.models.recurrent.config import Keys, MixerNorm, RecurrentConfig, Scaled
-from outrider.models.recurrent.family import Family
+from outrider.models.recurrent.config import HYBRID_SIZES, MixerNorm, RecurrentConfig, RecurrentConfigKeys, Scaled
+from outrider.models.recurrent.family import RecurrentFamily
 from outrider.models.recurrent.layers import Attention, RecurrentLayer, SideBySide
 from outrider.models.recurrent.mamba_mixer import MambaMixer
 from outrider.models.recurrent.tensors import Tensors
 
 _DEFAULTS = {
-    "vocab_size": 128_000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
+    **HYBRID_SIZES,
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
     "mamba_d_ssm": 1024,
@@ -40,12 +35,12 @@ _DEFAULTS = {
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
-    keys = Keys(raw, _DEFAULTS)
+    keys = RecurrentConfigKeys(raw, _DEFAULTS)
     is_one_table = keys.flag("tie_word_embeddings") and _factor(keys, "embedding") != _factor(keys, "lm_head")
     if not keys.silu or is_one_table:  # one table with two factors would be two
         return None
     num_layers = keys.whole("num_hidden_layers")
-    scan = _scan(keys, num_layers)
+    scan = keys.mamba(num_layers, "mamba_d_ssm", keys.whole("mamba_d_ssm"))
     return RecurrentConfig(
         family="falcon_h1",
         scan=scan,
@@ -58,32 +53,17 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
     )
 
 
-def _norm(keys: Keys) -> MixerNorm:
+def _norm(keys: RecurrentConfigKeys) -> MixerNorm:
     if not keys.flag("mamba_rms_norm"):
         return MixerNorm.NONE
     return MixerNorm.BEFORE_GATE if keys.flag("mamba_norm_before_gate") else MixerNorm.AFTER_GATE
 
 
-def _scan(keys: Keys, num_layers: int) -> ScanShape:
-    num_heads, num_groups, state_size = keys.whole("mamba_n_heads"), keys.whole("mamba_n_groups"), keys.whole("mamba_d_state")
-    keys.divided("mamba_n_heads", num_heads, "mamba_n_groups")
-    inner = keys.whole("mamba_d_ssm")
-    return ScanShape(
-        num_layers=num_layers,
-        num_heads=num_heads,
-        head_dim=keys.divided("mamba_d_ssm", inner, "mamba_n_heads"),
-        num_groups=num_groups,
-        state_size=state_size,
-        conv_len=keys.whole("mamba_d_conv"),
-        conv_size=inner + 2 * num_groups * state_size,
-    )
-
-
-def _factor(keys: Keys, name: str) -> float:
+def _factor(keys: RecurrentConfigKeys, name: str) -> float:
     return float(keys.raw.get(f"{name}_multiplier", 1.0))
 
 
-def _scaled(keys: Keys, scan: ScanShape) -> tuple[Scaled, ...]:
+def _scaled(keys: RecurrentConfigKeys, scan: ScanShape) -> tuple[Scaled, ...]:
     """The constants. Those of what enters a matrix leave its bias as it is."""
     enters, key = _factor(keys, "attention_in"), _factor(keys, "key")
     gate, down = (float(one) for one in keys.raw["mlp_multipliers"])
@@ -118,10 +98,4 @@ def layer(config: RecurrentConfig, index: int, tensors: Tensors) -> RecurrentLay
     )
 
 
-FAMILY = Family(
-    describe=describe,
-    layer=layer,
-    prefix="model",
-    embeddings=("embed_tokens",),
-    norm="final_layernorm",
-)
+FAMILY = RecurrentFamily(describe=describe, layer=layer, prefix="model", embeddings=("embed_tokens",), norm="final_layernorm")

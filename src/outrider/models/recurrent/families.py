@@ -8,9 +8,9 @@ from typing import Any
 from outrider.core.errors import ModelError
 from outrider.models.recurrent import bamba, falcon_h1, mamba2, qwen3_next
 from outrider.models.recurrent.config import RecurrentConfig
-from outrider.models.recurrent.family import Family
+from outrider.models.recurrent.family import RecurrentFamily
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, RecurrentFamily] = {
     "mamba2": mamba2.FAMILY,
     "bamba": bamba.FAMILY,
     "falcon_h1": falcon_h1.FAMILY,

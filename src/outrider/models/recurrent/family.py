@@ -17,7 +17,7 @@ Build = Callable[[RecurrentConfig, int, Tensors], RecurrentLayer]
 
 
 @dataclass(frozen=True)
-class Family:
+class RecurrentFamily:
     """One ``model_type``."""
 
     describe: Describe

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.cache.replay import ScanShape
-from outrider.models.recurrent.config import UNBOUNDED, Keys, RecurrentConfig
-from outrider.models.recurrent.family import Family
+from outrider.models.recurrent.config import UNBOUNDED, RecurrentConfig, RecurrentConfigKeys
+from outrider.models.recurrent.family import RecurrentFamily
 from outrider.models.recurrent.layers import RecurrentLayer
 from outrider.models.recurrent.mamba_mixer import MambaMixer
 from outrider.models.recurrent.tensors import Tensors
@@ -31,7 +31,7 @@ _DEFAULTS = {
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
-    keys = Keys(raw, _DEFAULTS)
+    keys = RecurrentConfigKeys(raw, _DEFAULTS)
     if not keys.silu:
         return None
     num_heads, num_groups, state_size = keys.whole("num_heads"), keys.whole("n_groups"), keys.whole("state_size")
@@ -67,7 +67,7 @@ def layer(config: RecurrentConfig, index: int, tensors: Tensors) -> RecurrentLay
     return RecurrentLayer(MambaMixer(config, tensors.below("mixer"), index), tensors.norm("norm", config.hidden_size))
 
 
-FAMILY = Family(
+FAMILY = RecurrentFamily(
     describe=describe,
     layer=layer,
     prefix="backbone",

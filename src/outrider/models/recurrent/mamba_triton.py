@@ -16,32 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.cache.recurrent import Columns
-from outrider.cache.replay import ScanShape
-from outrider.models.recurrent.layers import LayerScan, RecurrentPass
+from outrider.cache.recurrent import StateColumns
+from outrider.models.recurrent.layers import RecurrentPass
 from outrider.models.recurrent.mamba_scan import MambaNumbers
 from outrider.models.recurrent.scan_kernels import BLOCK, at_nodes, convolved, fade_between, logged_decay, softplus
+from outrider.models.recurrent.triton_scan import TritonScan
 
 _CHANNELS = 256
 """Channels of a node per program of the first kernel."""
 
 
 @final
-class TritonMamba(LayerScan):
-    """One layer's scan, with sums in float32."""
+class TritonMamba(TritonScan[MambaNumbers]):
+    """Mamba-2."""
 
-    def __init__(self, shape: ScanShape, numbers: MambaNumbers) -> None:
-        self._shape, self._numbers = shape, numbers
-
-    def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
-        columns, shape = step.cache.columns(layer), self._shape
-        mixed = projected.new_empty(step.batch_size, step.num_nodes, shape.conv_size)
-        self._convolve(projected, mixed, columns, step)
-        out = projected.new_empty(step.batch_size, step.num_nodes, shape.num_heads * shape.head_dim)
-        self._read(mixed, out, columns, step)
-        return out
-
-    def _convolve(self, projected: Tensor, mixed: Tensor, columns: Columns, step: RecurrentPass) -> None:
+    def _convolve(self, projected: Tensor, mixed: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
         shape, numbers, log = self._shape, self._numbers, columns.log
         windows = mixed if step.tree.is_chain else step.log_windows
         _mamba_convolve[(step.batch_size * step.num_nodes, triton.cdiv(shape.conv_size, _CHANNELS))](
@@ -53,25 +42,20 @@ class TritonMamba(LayerScan):
             mixed if numbers.bias is None else numbers.bias,
             numbers.rate,
             numbers.time_bias,
-            step.num_nodes,
-            columns.end + step.start,
-            log.stride(0),
-            log.stride(1),
+            *self._written(columns, step),
             projected.shape[2],
             *numbers.limit,
-            HEADS=shape.num_heads,
-            SIZE=shape.head_dim,
+            **self._sizes(step),
             KEYS=shape.num_groups * shape.state_size,
             WINDOW=shape.conv_len,
             HAS_BIAS=numbers.bias is not None,
-            IS_CHAIN=step.tree.is_chain,
             BLOCK=_CHANNELS,
             HEAD_BLOCK=triton.next_power_of_2(shape.num_heads),
             num_warps=4,
         )
 
-    def _read(self, mixed: Tensor, out: Tensor, columns: Columns, step: RecurrentPass) -> None:
-        shape, log, tree = self._shape, columns.log, step.tree
+    def _read(self, inputs: tuple[Tensor, Tensor], out: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
+        shape, log, tree, (_, mixed) = self._shape, columns.log, step.tree, inputs
         seen = mixed if tree.is_chain else step.seen
         _mamba_read[(triton.cdiv(step.num_nodes, BLOCK), shape.num_heads, step.batch_size)](
             mixed,
@@ -80,17 +64,9 @@ class TritonMamba(LayerScan):
             seen,
             self._numbers.skip,
             out,
-            step.num_nodes,
-            tree.num_nodes,
-            columns.begin,
-            columns.end,
-            log.stride(0),
-            log.stride(1),
-            HEADS=shape.num_heads,
-            SIZE=shape.head_dim,
-            STATE=shape.state_size,
-            GROUPS=shape.num_groups,
-            IS_CHAIN=tree.is_chain,
+            *self._seen(columns, step),
+            **self._sizes(step),
+            **self._states(),
             BLOCK=BLOCK,
             SIZE_BLOCK=max(16, triton.next_power_of_2(shape.head_dim)),
             STATE_BLOCK=max(16, triton.next_power_of_2(shape.state_size)),

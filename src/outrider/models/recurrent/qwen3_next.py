@@ -11,10 +11,10 @@ from torch import Tensor
 from outrider.cache.replay import ScanShape
 from outrider.core.errors import ModelError
 from outrider.models.linear import linear_of
-from outrider.models.recurrent.config import ExpertShape, Keys, RecurrentConfig
+from outrider.models.recurrent.config import ExpertShape, RecurrentConfig, RecurrentConfigKeys
 from outrider.models.recurrent.delta_mixer import DeltaMixer
 from outrider.models.recurrent.experts import Experts
-from outrider.models.recurrent.family import Family
+from outrider.models.recurrent.family import RecurrentFamily
 from outrider.models.recurrent.layers import GatedAttention, Mixer, RecurrentLayer
 from outrider.models.recurrent.tensors import Tensors
 
@@ -47,7 +47,7 @@ _DEFAULTS = {
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
-    keys = Keys(raw, _DEFAULTS)
+    keys = RecurrentConfigKeys(raw, _DEFAULTS)
     if not keys.silu or keys.flag("attention_bias"):
         return None
     rope = keys.raw.get("rope_parameters") or {}
@@ -61,7 +61,7 @@ def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
     )
 
 
-def _is_attention(keys: Keys) -> tuple[bool, ...]:
+def _is_attention(keys: RecurrentConfigKeys) -> tuple[bool, ...]:
     num_layers, every = keys.whole("num_hidden_layers"), keys.whole("full_attention_interval")
     kinds = keys.raw.get("layer_types") or [_LINEAR if (n + 1) % every else _FULL for n in range(num_layers)]
     if len(kinds) != num_layers or set(kinds) - {_FULL, _LINEAR}:
@@ -71,7 +71,7 @@ def _is_attention(keys: Keys) -> tuple[bool, ...]:
     return tuple(kind == _FULL for kind in kinds)
 
 
-def _scan(keys: Keys, num_layers: int) -> ScanShape:
+def _scan(keys: RecurrentConfigKeys, num_layers: int) -> ScanShape:
     num_heads, head_dim = keys.whole("linear_num_value_heads"), keys.whole("linear_value_head_dim")
     num_groups, state_size = keys.whole("linear_num_key_heads"), keys.whole("linear_key_head_dim")
     keys.divided("linear_num_value_heads", num_heads, "linear_num_key_heads")
@@ -86,7 +86,7 @@ def _scan(keys: Keys, num_layers: int) -> ScanShape:
     )
 
 
-def _experts(keys: Keys) -> tuple[ExpertShape | None, ...]:
+def _experts(keys: RecurrentConfigKeys) -> tuple[ExpertShape | None, ...]:
     """The mixture of each layer; None for a layer with an ordinary MLP."""
     num_layers, plain = keys.whole("num_hidden_layers"), set(keys.raw.get("mlp_only_layers") or [])
     if not keys.raw.get("num_experts"):
@@ -139,7 +139,7 @@ def _mlp(config: RecurrentConfig, index: int, tensors: Tensors) -> Callable[[Ten
     return Experts(shape, tensors, config.hidden_size, shared)
 
 
-FAMILY = Family(
+FAMILY = RecurrentFamily(
     describe=describe,
     layer=layer,
     prefix="model",

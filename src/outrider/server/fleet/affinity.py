@@ -15,15 +15,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 _PIECE = 32
-"""Characters of a piece: beginnings are told apart by whole pieces."""
+"""Characters per piece. Prefixes are compared by whole pieces."""
 _MOST_PIECES = 256
 _MOST_KNOWN = 100_000
 SLACK = 4
-"""A replica with so many more requests than the least busy one is passed over."""
+"""A replica with this many more requests than the least busy one is skipped."""
 
 
 def routed_text(body: bytes) -> str:
-    """What a request is routed by: its model, its salt and its prompt or messages. Empty where there is nothing to share."""
+    """The text by which a request is routed: its model, its salt, and its prompt or messages. Empty if nothing can be
+    shared."""
     try:
         asked = json.loads(body) if body else None
     except ValueError:
@@ -38,7 +39,7 @@ def routed_text(body: bytes) -> str:
 
 
 def _flat(prompt: Any) -> str:
-    """A text as it is; of lists and messages the leaves in their order, so that a conversation begins like its continuation."""
+    """A text unchanged; lists and messages flattened in order, so that a conversation is a prefix of its continuation."""
     if isinstance(prompt, str):
         return prompt
     parts = prompt.values() if isinstance(prompt, dict) else prompt if isinstance(prompt, list) else [str(prompt)]
@@ -50,7 +51,7 @@ def _hash(*parts: bytes) -> bytes:
 
 
 def _beginnings(text: str) -> Iterator[bytes]:
-    """A hash of every beginning that is a whole number of pieces, the shortest first. A short text is one piece."""
+    """A hash of every prefix of whole pieces, the shortest first. A short text is one piece."""
     known = b""
     for start in range(0, min(max(len(text) // _PIECE, 1), _MOST_PIECES) * _PIECE, _PIECE):
         known = _hash(known, text[start : start + _PIECE].encode("utf-8", "surrogatepass"))
@@ -59,14 +60,14 @@ def _beginnings(text: str) -> Iterator[bytes]:
 
 @final
 class Affinity:
-    """A table of beginnings and the replicas that have read them, the latest used last."""
+    """A table of prefixes and the replicas that have read them, in order of last use."""
 
     def __init__(self, *, slack: int = SLACK, most_known: int = _MOST_KNOWN) -> None:
         self._slack, self._most = slack, most_known
         self._readers: OrderedDict[bytes, frozenset[str]] = OrderedDict()
 
     def rank(self, text: str, loads: Mapping[str, int]) -> list[str]:
-        """Replicas in the order in which they should be asked. ``loads`` counts the requests of each one."""
+        """Replicas in the order in which to ask them. ``loads`` is the number of requests of each."""
         by_load = sorted(loads, key=lambda name: (loads[name], name))
         if not text or not loads:
             return by_load
@@ -77,7 +78,7 @@ class Affinity:
         return [*first[:1], *(name for name in by_load if name != first[0])]
 
     def note(self, text: str, replica: str) -> None:
-        """A replica reads this text now. Modifies the table."""
+        """Record that a replica reads this text."""
         if not text:
             return
         for beginning in _beginnings(text):
@@ -86,7 +87,7 @@ class Affinity:
             self._readers.popitem(last=False)
 
     def forget(self, replica: str) -> None:
-        """A replica is gone, and what it had read with it. Modifies the table."""
+        """Remove a replica that is gone."""
         for beginning, readers in list(self._readers.items()):
             if readers == {replica}:
                 del self._readers[beginning]
@@ -94,7 +95,7 @@ class Affinity:
                 self._readers[beginning] = readers - {replica}
 
     def _longest(self, text: str, among: set[str]) -> set[str]:
-        """Replicas of ``among`` that have read the longest beginning of the text."""
+        """The replicas among ``among`` that have read the longest prefix of the text."""
         found: set[str] = set()
         for beginning in _beginnings(text):
             readers = self._readers.get(beginning, frozenset()) & among

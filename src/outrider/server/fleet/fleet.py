@@ -13,19 +13,19 @@ from outrider.server.quota import Client
 
 Routing = Literal["prefix", "random"]
 LOG = "outrider.log"
-"""The type of the message behind an answer that says what the request used, for quotas and the audit log."""
+"""Type of the message after an answer that holds the request's usage, for quotas and the audit log."""
 
 
 class ReplicaLost(Exception):  # noqa: N818 (an event, which the front door handles)
-    """The replica that had a request ended before it had answered."""
+    """The replica of a request ended before it answered."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request as it travels to a replica."""
+    """A request as it is sent to a replica."""
 
     scope: Mapping[str, Any]
-    """The parts of the ASGI scope that can travel."""
+    """The serialisable parts of the ASGI scope."""
     body: bytes
     client: Client
 
@@ -41,27 +41,29 @@ class Fleet(ABC):
 
     @abstractmethod
     def ask(self, text: str, call: Call) -> AsyncGenerator[Sequence[Message], None]:
-        """The messages of an answer as they come, in groups, then one of type ``LOG``. ``text`` is what the request is routed
-        by. Raises ``ReplicaLost`` where the replica ends, an ``ApiError`` where no replica takes the request."""
+        """The messages of an answer in groups, as they arrive, then one of type ``LOG``. ``text`` is what the request is
+        routed by. Raises ``ReplicaLost`` if the replica ends, an ``ApiError`` if no replica takes the request."""
 
     @abstractmethod
     async def metrics(self) -> Mapping[str, bytes]:
-        """The metrics of every replica that answers, in Prometheus' format, by the replica's name."""
+        """The metrics of every reachable replica in Prometheus' format, by replica name."""
 
     @abstractmethod
     async def loads(self) -> Mapping[str, Mapping[str, int]]:
-        """What ``/load`` says of every replica that answers."""
+        """The ``/load`` of every reachable replica."""
 
     @abstractmethod
     async def replace_draft(self, name: str) -> str | None:
-        """Let one replica read its draft again while it serves: what was wrong, empty for nothing, None where it has ended."""
+        """Let one replica read its draft again while it serves. Returns the error, empty if none; None if the replica has
+        ended."""
 
     @final
     async def swap_drafts(self) -> Mapping[str, str]:
-        """Replace the drafts of all replicas, one after the other: what was wrong by replica, empty for nothing.
+        """Replace the drafts of all replicas, one after the other. Returns the errors by replica, empty if none.
 
-        The next begins when the one before drafts with the new model, so at most one replica holds two drafts at a time. A
-        draft that one replica cannot take is offered to no other. Replicas that start later read the new draft anyway."""
+        The next one begins when the one before uses the new draft, so at most one replica holds two drafts. A draft that
+        one replica refuses is offered to no other. Replicas that start later read the new draft anyway.
+        """
         told: dict[str, str] = {}
         bad = ""
         for name in sorted(await self.loads()):

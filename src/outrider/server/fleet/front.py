@@ -35,19 +35,19 @@ from outrider.server.settings import ServerSettings
 
 _TRIES = 2
 _GRACE_S = 40.0
-"""A replica has its own limit on time, and lets slow clients read a while longer: the front door's limit lies behind both."""
+"""Time beyond a replica's own limit and the time it gives slow clients, before the front door gives up."""
 _STREAM = b"text/event-stream"
 
 
 def lost(*, is_begun: bool) -> ApiError:
-    """What a client is told of a dead replica."""
+    """The error for a client whose replica died."""
     what = "in the middle of this answer" if is_begun else "before this request was answered"
     message = f"the replica ended {what}; nothing is wrong with the request: send it again"
     return ApiError(503, message, kind="server_error", code="replica_lost")
 
 
 def guarded(fleet: Fleet, settings: ServerSettings, metrics: FrontMetrics) -> tuple[Front, ASGIApp]:
-    """A front door, and the same with the guard of every server before it: keys, sizes, the log."""
+    """A front door, and the same behind the guard: keys, sizes, the log."""
     front = Front(fleet, settings, metrics)
     keys = KeyRing(settings.api_keys, Path(settings.api_key_file) if settings.api_key_file else None)
     audit = AuditLog(Path(settings.audit_log) if settings.audit_log else None)
@@ -60,7 +60,7 @@ class Front:
     """Hands requests to a fleet."""
 
     def __init__(self, fleet: Fleet, settings: ServerSettings, metrics: FrontMetrics, *, grace_s: float = _GRACE_S) -> None:
-        """``grace_s``: how much longer than the replicas themselves it waits."""
+        """``grace_s``: how much longer it waits than the replicas."""
         self._fleet, self._metrics = fleet, metrics
         self._limit_s = settings.timeout_s + grace_s
         self.is_draining = False
@@ -79,11 +79,11 @@ class Front:
             await response(scope, receive, send)
 
     def drain(self) -> None:
-        """Tell who asks for its health that it is about to end."""
+        """Report in health checks that the server is about to end."""
         self.is_draining = True
 
     async def _health(self) -> Response:
-        """Well while any replica is."""
+        """Health: good while any replica is."""
         loads = await self._fleet.loads()
         is_well = bool(loads) and not self.is_draining
         state = "ok" if is_well else "draining" if self.is_draining else "no replica answers"
@@ -106,7 +106,7 @@ class Front:
         await unless_left(HttpRequest(scope, receive), self._asked(routed_text(body), call, answer))
 
     async def _asked(self, text: str, call: Call, answer: _Answer) -> None:
-        """Ask one replica, and another one where the first is lost before the client saw anything."""
+        """Ask one replica, and another if the first is lost before the client saw anything."""
         deadline = asyncio.get_running_loop().time() + self._limit_s
         for left in reversed(range(_TRIES)):
             try:
@@ -129,7 +129,7 @@ class Front:
 
 @dataclass(eq=False)
 class _Answer:
-    """What was sent to the client so far. Answers that are no streams are held until they are whole."""
+    """What was sent to the client so far. Answers that are not streams are held until complete."""
 
     scope: Scope
     send: Send
@@ -149,7 +149,7 @@ class _Answer:
             await self._release()
 
     async def close(self) -> None:
-        """The replica has said everything."""
+        """Send the complete answer: the replica has finished."""
         await self._release()
 
     async def fail(self, error: ApiError) -> None:
@@ -183,7 +183,7 @@ def _total(loads: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """The replicas live and end by themselves: starting and stopping the front door is saying so."""
+    """ASGI's lifespan messages. Replicas start and stop by themselves, so they are only acknowledged."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -10,12 +10,12 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 _OF_THE_FRONT = ("outrider:requests",)
-"""Counted at the front door, once for each request however many replicas were asked."""
+"""Counted at the front door, once per request, however many replicas were asked."""
 
 
 @final
 class FrontMetrics:
-    """What the front door itself counts."""
+    """The front door's own counters."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -28,13 +28,13 @@ class FrontMetrics:
 
 @final
 class Merged:
-    """A collector of the front door's metrics and of what the replicas told."""
+    """A collector of the front door's metrics and of those the replicas sent."""
 
     def __init__(self, front: FrontMetrics, told: Mapping[str, bytes]) -> None:
         self._front, self._told = front, told
 
     def text(self) -> bytes:
-        """Prometheus' exposition format."""
+        """The metrics in Prometheus' exposition format."""
         return generate_latest(self)  # pyright: ignore[reportArgumentType]
 
     def collect(self) -> Iterator[Metric]:

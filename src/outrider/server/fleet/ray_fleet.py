@@ -27,34 +27,34 @@ from outrider.server.settings import ServerSettings
 _APP = "outrider"
 _HEALTH_S = 1.0
 _UNWELL_S = 20.0
-"""A replica that does not answer a health check for so long is replaced."""
+"""A replica that fails its health check for this many seconds is replaced."""
 _ASK_ALL_S = 5.0
 _SWAP_S = 300.0
 _STORE_BYTES = 200_000_000
 _POLICY = "outrider.server.fleet.ray_scaling:by_goodput"
 _ROUTER = "outrider.server.fleet.ray_router:PrefixRouter"
 _PRELOADED = "outrider.server.fleet.ray_fleet,outrider.cli.serve_fleet"
-"""Modules that every process of a local Ray has imported before it is given work: most of what a replica's start takes."""
+"""Modules that every process of a local Ray imports before it gets work. Imports are most of a replica's start."""
 _SPARES = 2
-"""Processes that a local Ray starts beside those of the replicas and the controller. A replica that replaces a dead one takes
-such a process, so it need not start one and import PyTorch."""
+"""Spare processes of a local Ray. A replica that replaces a dead one takes a spare, so it need not start a process and
+import PyTorch."""
 
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """How many replicas there are, and what each one gets."""
+    """Number and size of the replicas."""
 
     fewest: int = 1
     most: int = 1
-    """Above ``fewest``, replicas come and go with the load."""
+    """Most replicas. Above ``fewest``, replicas come and go with the load."""
     target_requests: float = 8.0
-    """Requests that fill a replica, queued ones included, until its goodput says how many do."""
+    """Requests that fill a replica, queued ones included, until its goodput is known."""
     routing: Routing = "prefix"
     cpus: float | None = None
-    """Cores of a replica; None divides those of this machine."""
+    """Cores of a replica; None divides this machine's cores."""
     gpus: float = 0.0
     address: str | None = None
-    """A Ray cluster to join; None starts one on this machine, which ends with this process."""
+    """A Ray cluster to join. None starts one on this machine, which ends with this process."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.fewest <= self.most:
@@ -120,7 +120,7 @@ class RayFleet(Fleet):
     def __init__(
         self, opening: Callable[[str], Opened], options: FleetOptions, settings: ServerSettings, page: str = ""
     ) -> None:
-        """``opening`` makes the services of a replica, in its process, from its name. Returns when all are ready."""
+        """``opening`` makes a replica's services, in its process, from its name. Returns when all are ready."""
         self._options, self._settings = options, settings
         _connect(options)
         serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False))
@@ -175,7 +175,7 @@ class RayFleet(Fleet):
         return told.get(name)
 
     async def _ask_all(self, method: str, *arguments: Any, limit_s: float = _ASK_ALL_S) -> dict[str, Any]:
-        """The answers of all replicas by name; those that do not answer in time are left out."""
+        """The answers of all replicas by name, without those that do not answer in time."""
         try:
             told = await self._handle.broadcast(method, *arguments).results_async(timeout_s=limit_s, return_exceptions=True)
         except (serve.exceptions.RayServeException, TimeoutError):
@@ -183,7 +183,7 @@ class RayFleet(Fleet):
         return dict(one for one in told if not isinstance(one, BaseException))
 
     def close(self) -> None:
-        """End the replicas, and Ray where it was started here."""
+        """End the replicas, and Ray if it was started here."""
         serve.delete(_APP)
         if self._options.address is None:
             serve.shutdown()
@@ -191,7 +191,7 @@ class RayFleet(Fleet):
 
 
 def _connect(options: FleetOptions) -> None:
-    """Join a cluster, or start one on this machine that is just large enough."""
+    """Join a cluster, or start a small one on this machine."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody outside
@@ -201,7 +201,8 @@ def _connect(options: FleetOptions) -> None:
         return
     os.environ.setdefault("RAY_preload_python_modules", _PRELOADED)
     os.environ.setdefault("RAY_num_workers_soft_limit", str(options.num_processes))
-    # Ray starts as many processes at once as it has cores: here a core stands for a process
+    # Ray starts as many processes beforehand as it counts cores, and never more at once than the machine has
+    os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(options.num_processes))
     ray.init(num_cpus=options.num_processes, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
 
 

@@ -11,7 +11,7 @@ from outrider.server.fleet.affinity import Affinity
 
 @final
 class PrefixRouter(RequestRouter):
-    """Prefers the replica that has read the beginning of a request. Lives in the process of the front door."""
+    """Prefers the replica that has read a prefix of the request. Lives in the front door's process."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -23,7 +23,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """One replica after the other; Ray takes the first that has room."""
+        """Replicas one after the other; Ray takes the first with room."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}

@@ -18,7 +18,7 @@ from starlette.types import Message
 from outrider.core.errors import OutriderError
 from outrider.core.interfaces import Target
 from outrider.core.request import Origin
-from outrider.engine.exchange import Learner
+from outrider.engine.replace_drafter import Learner
 from outrider.server.app import open_app
 from outrider.server.fleet.fleet import LOG, Call
 from outrider.server.models import Models
@@ -26,19 +26,19 @@ from outrider.server.service import Service
 
 _LOG = logging.getLogger("outrider.server")
 _TAKEN_S = 60.0
-"""Longest wait until an engine that runs has a gap between two rounds."""
+"""Longest wait for a running engine's next gap between rounds."""
 
 
 @final
 class NewDraft(Learner):
-    """A draft model that somebody else has trained, for the engine to take between two rounds."""
+    """A draft model trained elsewhere, which the engine takes over between two rounds."""
 
     def __init__(self) -> None:
         self._offered: Target | None = None
         self._is_taken = threading.Event()
 
     def offer(self, draft: Target, *, limit_s: float = _TAKEN_S) -> None:
-        """Waits until the engine has taken it. Not for the engine's own thread."""
+        """Wait until the engine has taken the draft. Not for the engine's own thread."""
         self._is_taken.clear()
         self._offered = draft
         if not self._is_taken.wait(limit_s):
@@ -60,12 +60,12 @@ class NewDraft(Learner):
 
 
 Opened = tuple[Sequence[Service], Callable[[], None]]
-"""The services of a replica, the first one first, and what reads its draft again."""
+"""The services of a replica, and the function that reads its draft again."""
 
 
 @final
 class Replica:
-    """A model being served, or several, without an address of their own."""
+    """One or several served models without an address of their own."""
 
     def __init__(self, name: str, opened: Opened, page: str = "") -> None:
         services, self._read_draft = opened
@@ -74,7 +74,7 @@ class Replica:
         self._models.start()
 
     async def answer(self, text: str, call: Call) -> AsyncGenerator[list[Message], None]:
-        """The ASGI messages of an answer, as many at once as there are. ``text`` is for who routed it here."""
+        """The ASGI messages of an answer, in groups. ``text`` is used by the router only."""
         del text
         scope = {**call.scope, "outrider.client": call.client}
         said: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -116,24 +116,24 @@ class Replica:
         return self.name, self._models.metrics_text()
 
     async def load(self) -> tuple[str, Mapping[str, int]]:
-        """What ``/load`` says of this replica."""
+        """The ``/load`` of this replica."""
         schedulers = [service.worker.scheduler for service in self._models]
         counts = {"waiting": sum(one.num_waiting for one in schedulers), "running": sum(one.num_running for one in schedulers)}
         return self.name, {"server_load": sum(one.num_active for one in self._models), **counts}
 
     def check_health(self) -> None:
-        """Raises where an engine does not run."""
+        """Raise if an engine does not run."""
         dead = [service.name for service in self._models if not service.worker.is_alive]
         if dead:
             raise RuntimeError(f"the engine of {', '.join(dead)} is not running")
 
     def enough(self, default: float) -> float:
-        """Requests that fill this replica, by its goodput; of several models that of the one which is full first."""
+        """Requests that fill this replica, by goodput. Of several models, the one that is full first counts."""
         return min(service.metrics.goodput.enough(default) for service in self._models)
 
     async def replace_draft(self, name: str) -> tuple[str, str]:
-        """Read the draft model's folder again and go on with what it holds, between two rounds. A folder that cannot be read
-        changes nothing. Returns this replica's name and what was wrong, empty for nothing; another's ``name`` does nothing."""
+        """Read the draft model's folder again, and use it from the next round. An unreadable folder changes nothing.
+        Returns this replica's name and the error, empty if none. Another replica's ``name`` does nothing."""
         if name != self.name:
             return self.name, ""
         try:

@@ -48,7 +48,7 @@ function pictureOf(one) {
     });
     const rows = [...Array(grid).keys()].map(row => new Set(rounds.filter((number, i) => cells[i].y === row && number < pass)).size);
     bars.replaceChildren(...rows.flatMap((count, row) => [
-      made("rect", {x: 0, y: row + 0.15, width: count * 0.5, height: 0.7, class: "bar"}),
+      made("rect", {x: 0, y: row + 0.15, width: count * 0.5, height: 0.7, class: "passes"}),
       made("text", {x: count * 0.5 + 0.15, y: row + 0.68}, String(count))]));
     const codes = written.filter(is => is).length, kept = origins.filter((name, i) => written[i] && name === "accepted").length;
     caption.textContent = `${codes} of ${rounds.length} codes after ${Math.min(pass, last + 1)} passes; ${kept} of them guessed.`;

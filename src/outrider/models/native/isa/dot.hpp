@@ -4,6 +4,7 @@
 //   Bytes, Whole, Part      of STRIP outputs: the weights of four inputs, whole sums, floats
 //   low_halves, high_halves of bytes; below upper bits, where some are given
 //   upper_bits<BIT, MASK>   the bits from BIT on moved to bit 4 of their bytes, those of MASK
+//   products, plus          in place of the next two, on sets that add pairs of products in 16 bits first (short_sums.hpp)
 //   add_small<v>            sum[output] += the products with inputs 4 v .. 4 v + 3 of a span; weights of at most 127
 //   add_bytes<v>            the same with weights of at most 255 that stand for 128 less; such a sum begins with begin_bytes (spans.hpp)
 //   whole, floats           equal whole numbers; whole numbers as floats
@@ -26,7 +27,7 @@ INLINE int32_t four_at(const int8_t* inputs, int v) {
 }
 
 #if defined(__AVX512BW__) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_ROWS = 4, STRIPS = 1;
+constexpr int WHOLE_ROWS = 8, STRIPS = 1;
 constexpr int strips_for(int sums) { return sums > 4 ? 1 : 8 / sums; }
 typedef __m512i Bytes;
 typedef I Whole;
@@ -54,20 +55,29 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(near));
     return _mm512_reduce_add_epi32(near);
 }
-INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
 #if defined(__AVX512VNNI__)
+INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
 template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) {
     sum = (I)_mm512_dpbusd_epi32((__m512i)sum, w, _mm512_set1_epi32(four_at(inputs, v)));
 }
 template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) { add_small<v>(sum, w, inputs); }
 #else
-INLINE Whole small_products(Bytes w, int32_t four) {  // pairs fit into 16 bits
-    return (I)_mm512_madd_epi16(_mm512_maddubs_epi16(w, _mm512_set1_epi32(four)), _mm512_set1_epi16(1));
+#define OUTRIDER_SHORT_SUMS
+typedef __m512i Shorts;
+struct Signed {
+    Bytes sizes;
+    __mmask64 is_below;
+};
+INLINE Shorts products(Bytes w, int32_t four) { return _mm512_maddubs_epi16(w, _mm512_set1_epi32(four)); }
+INLINE Shorts plus(Shorts a, Shorts b) { return _mm512_add_epi16(a, b); }
+INLINE Whole whole(Shorts pairs) { return (I)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)); }
+INLINE Signed less_128(Bytes w) {
+    const Bytes found = _mm512_xor_si512(w, _mm512_set1_epi8(-128));
+    return {_mm512_abs_epi8(found), _mm512_movepi8_mask(found)};
 }
-template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) { sum += small_products(w, four_at(inputs, v)); }
-template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) {
-    const int32_t four = four_at(inputs, v);
-    sum += small_products(low_halves(w), four) + small_products(high_halves(w), four) * 16;
+INLINE Shorts products(const Signed& w, int32_t four) {
+    const Bytes inputs = _mm512_set1_epi32(four);
+    return _mm512_maddubs_epi16(w.sizes, _mm512_mask_sub_epi8(inputs, w.is_below, _mm512_setzero_si512(), inputs));
 }
 #endif
 #else
@@ -106,12 +116,16 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
 INLINE Bytes high_halves(Bytes b) { return b >> 4 & 0x0f0f0f0fu; }
 INLINE Bytes low_halves(Bytes b, Bytes upper) { return low_halves(b) | upper; }
 INLINE Bytes high_halves(Bytes b, Bytes upper) { return high_halves(b) | upper; }
+#if defined(__F16C__) && !defined(OUTRIDER_ISA_GENERIC)
+INLINE Part part(const uint16_t* halves) { return (Part)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))); }
+#else
 // The exponent is moved to where a float has it; the multiplication also makes numbers below the smallest normal one right.
 INLINE Part part(const uint16_t* halves) {
     const Words w = words_at(halves), endless = (Words)((Ints)(w & 0x7c00u) == 0x7c00);
     const Words size = (Words)((Floats)((w & 0x7fffu) << 13) * 0x1p112f);
     return (Floats)(size | (endless & 0x7f800000u) | (w & 0x8000u) << 16);
 }
+#endif
 // Adding 1.5 * 2^23 leaves no room for a fraction.
 INLINE int32_t round_to_bytes(V x, int8_t* to) {
     const Floats room = Floats{} + 12582912.0f;
@@ -127,17 +141,21 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
 INLINE V load_half(const uint16_t* p) { return each<V>([&](int i) { return part(p + i * WIDE); }); }
 
 #if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_ROWS = 2;
-constexpr int strips_for(int sums) { return sums > 1 ? STRIPS : 2 * STRIPS; }
-INLINE Whole small_products(Bytes w, int32_t four) {  // pairs fit into 16 bits
-    return (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(four)), _mm256_set1_epi16(1));
+constexpr int WHOLE_ROWS = 4;
+constexpr int strips_for(int sums) { return sums > 2 ? 1 : sums > 1 ? STRIPS : 2 * STRIPS; }
+#define OUTRIDER_SHORT_SUMS
+typedef __m256i Shorts;
+struct Signed {
+    __m256i sizes, numbers;
+};
+INLINE Shorts products(Bytes w, int32_t four) { return _mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(four)); }
+INLINE Shorts plus(Shorts a, Shorts b) { return _mm256_add_epi16(a, b); }
+INLINE Whole whole(Shorts pairs) { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+INLINE Signed less_128(Bytes w) {
+    const __m256i found = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
+    return {_mm256_abs_epi8(found), found};
 }
-INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
-template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) { sum += small_products(w, four_at(inputs, v)); }
-template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) {
-    const int32_t four = four_at(inputs, v);
-    sum += small_products(low_halves(w), four) + small_products(high_halves(w), four) * 16;
-}
+INLINE Shorts products(const Signed& w, int32_t four) { return _mm256_maddubs_epi16(w.sizes, _mm256_sign_epi8(_mm256_set1_epi32(four), w.numbers)); }
 #elif defined(__ARM_FEATURE_DOTPROD) && !defined(OUTRIDER_ISA_GENERIC)
 #define OUTRIDER_NEON_DOT
 #else

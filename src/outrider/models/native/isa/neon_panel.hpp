@@ -15,11 +15,10 @@ constexpr bool HAS_PANELS = true;
 #define LATER "prfm pldl2keep, [%[later]]\n add %[later], %[later], %[step]\n"
 #define LOAD(A, B, C, D, FROM) "ldp q" #A ", q" #B ", [%[" #FROM "]]\n ldp q" #C ", q" #D ", [%[" #FROM "], 32]\n"
 #define STORE(A, B, C, D, TO) "stp q" #A ", q" #B ", [%[" #TO "]]\n stp q" #C ", q" #D ", [%[" #TO "], 32]\n"
-// sums[row * wide + output] += x[row * stride + k] * w[k * apart + output], for k in order below `width`, a multiple of four. A line of
-// what is multiplied later is brought near for every k.
-static void multiply_panel(const float* x, size_t stride, const float* w, size_t apart, size_t width, float* sums, size_t wide, Later of) {
-    const float *x1 = x + stride, *x2 = x1 + stride, *x3 = x2 + stride;
-    float *to1 = sums + wide, *to2 = to1 + wide, *to3 = to2 + wide;
+// sums[row][output] += rows[row][k] * w[k * apart + output], for k in order below `width`, a multiple of four. A line of what is
+// multiplied later is brought near for every k.
+static void multiply_panel(const float* const (&rows)[4], const float* w, size_t apart, size_t width, float* const (&sums)[4], Later of) {
+    const float *x = rows[0], *x1 = rows[1], *x2 = rows[2], *x3 = rows[3];
     const char* later = of.at;
     __asm__ volatile(
         LOAD(0, 1, 2, 3, to) LOAD(4, 5, 6, 7, to1) LOAD(8, 9, 10, 11, to2) LOAD(12, 13, 14, 15, to3)
@@ -31,7 +30,7 @@ static void multiply_panel(const float* x, size_t stride, const float* w, size_t
         "b.gt 0b\n"
         STORE(0, 1, 2, 3, to) STORE(4, 5, 6, 7, to1) STORE(8, 9, 10, 11, to2) STORE(12, 13, 14, 15, to3)
         : [x] "+r"(x), [x1] "+r"(x1), [x2] "+r"(x2), [x3] "+r"(x3), [w] "+r"(w), [width] "+r"(width), [later] "+r"(later)
-        : [step] "r"(size_t(of.step)), [apart] "r"(4 * apart), [to] "r"(sums), [to1] "r"(to1), [to2] "r"(to2), [to3] "r"(to3)
+        : [step] "r"(size_t(of.step)), [apart] "r"(4 * apart), [to] "r"(sums[0]), [to1] "r"(sums[1]), [to2] "r"(sums[2]), [to3] "r"(sums[3])
         : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17",
           "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27");
 }

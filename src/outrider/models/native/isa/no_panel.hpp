@@ -1,4 +1,4 @@
 // Sets whose products the compiler does well enough.
 #pragma once
 constexpr bool HAS_PANELS = false;
-INLINE void multiply_panel(const float*, size_t, const float*, size_t, size_t, float*, size_t, Later) {}
+INLINE void multiply_panel(const float* const (&)[4], const float*, size_t, size_t, float* const (&)[4], Later) {}

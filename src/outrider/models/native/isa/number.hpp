@@ -13,6 +13,8 @@ constexpr float LOG2_E = 1.44269504088896341f;  // e^x = 2^(x LOG2_E)
 
 #define INLINE [[gnu::always_inline]] static inline
 
+static inline int up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
 // What inputs and sums are multiplied with where weights of type W are read too small (dot.hpp)
 template <class W> constexpr float LIFT = 1.0f;
 

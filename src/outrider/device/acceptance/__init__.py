@@ -1,0 +1,1 @@
+"""Acceptance rules inside captured rounds."""

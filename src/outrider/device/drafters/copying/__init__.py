@@ -1,0 +1,1 @@
+"""Copying drafters inside captured rounds."""

@@ -1,0 +1,1 @@
+"""Trained heads inside captured rounds."""

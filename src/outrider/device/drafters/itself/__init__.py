@@ -1,0 +1,1 @@
+"""The target drafts for itself inside captured rounds."""

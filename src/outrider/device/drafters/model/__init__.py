@@ -1,0 +1,1 @@
+"""Draft models inside captured rounds."""

@@ -1,0 +1,1 @@
+"""The stages of the sampler inside captured rounds."""

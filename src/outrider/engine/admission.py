@@ -1,0 +1,99 @@
+"""Requests on their way into a lane: prompts are read piece by piece, between the rounds of those already running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from typing import final
+
+from outrider.core.interfaces import Cache, Target
+from outrider.core.request import RequestState
+from outrider.engine.job import Slots
+from outrider.engine.lane import Lane
+from outrider.engine.memory import BatchSize
+from outrider.engine.pieces import PieceSizes
+from outrider.engine.prefill import Prefill
+
+_IN_TURNS = 4
+"""Long prompts that are read in turns; more of them wait."""
+
+
+@final
+class Arrivals:
+    """Everybody who is being read. Requests of one lane that came together are read together, the others in turns: a short
+    prompt waits for a piece of a long one, not for all of it."""
+
+    def __init__(self, target: Target, slots: Slots, *, isolates: bool) -> None:
+        """Where it ``isolates``, a request that cannot be read ends alone."""
+        self._target, self._num_tokens, self._isolates = target, slots.prefill_tokens, isolates
+        self.pieces = PieceSizes(slots)
+        self._queue: list[tuple[Lane, Prefill]] = []
+
+    @property
+    def lanes(self) -> dict[int, Lane]:
+        """Where each of them is going."""
+        return {number: lane for lane, prefill in self._queue for number, _ in prefill.rows}
+
+    @property
+    def sizes(self) -> list[tuple[Lane, BatchSize]]:
+        """Sizes of the arriving batches."""
+        return [(lane, prefill.size) for lane, prefill in self._queue]
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be added. A prompt counts as a quarter of a piece at most, so a few long ones leave room."""
+        return self._num_tokens - sum(min(prefill.num_left, self._num_tokens // _IN_TURNS) for _, prefill in self._queue)
+
+    def add(self, lane: Lane, row: tuple[int, RequestState], prefix: Cache | None = None) -> None:
+        """Read one more request, its number and its state. ``prefix`` holds the first tokens of it already."""
+        if prefix is None and self._queue and self._queue[-1][0] is lane:
+            last = self._queue[-1][1]
+            longest = max(last.size.longest, len(row[1].tokens))
+            each = self.pieces.per_row(self.pieces.size, len(last.rows) + 1)
+            if last.is_untouched and longest <= each:  # all of them are read at once
+                last.add(row)
+                return
+        self._queue.append((lane, Prefill(self._target, lane.taps, [row], prefix)))
+
+    def read(self) -> list[tuple[int, RequestState]]:
+        """Read as much as is allowed between two rounds. Those who are read join their lanes; those who cannot be read are
+        returned."""
+        budget = self.pieces.size_alone if len(self._queue) == 1 else self.pieces.size
+        failed = list[tuple[int, RequestState]]()
+        while self._queue and budget > 0:
+            lane, prefill = self._queue.pop(0)
+            before, began = prefill.num_left, time.perf_counter()
+            try:
+                read = prefill.advance(self.pieces.per_row(budget, len(prefill.rows)))
+                if read is not None:
+                    lane.join(read)
+            except Exception as error:
+                if not self._isolates:
+                    raise
+                failed += self._part(lane, prefill, error)
+                budget -= before
+                continue
+            num_read = before - prefill.num_left
+            self.pieces.was_read(num_read, time.perf_counter() - began)
+            budget -= max(1, num_read)
+            if read is None:
+                self._queue.append((lane, prefill))
+        return failed
+
+    def keep(self, ids: Container[int]) -> None:
+        """Forget all others. Those who were read together with one of them are read anew."""
+        kept: list[tuple[Lane, Prefill]] = []
+        for lane, prefill in self._queue:
+            rows = [row for row in prefill.rows if row[0] in ids]
+            if rows:
+                same = len(rows) == len(prefill.rows)
+                kept.append((lane, prefill if same else Prefill(self._target, lane.taps, rows)))
+        self._queue = kept
+
+    def _part(self, lane: Lane, prefill: Prefill, error: Exception) -> list[tuple[int, RequestState]]:
+        """Requests whose reading failed are read one by one; one that fails alone ends, and is returned."""
+        if len(prefill.rows) == 1:
+            prefill.rows[0][1].fail(error)
+            return prefill.rows
+        self._queue[:0] = [(lane, Prefill(self._target, lane.taps, [row])) for row in prefill.rows]
+        return []

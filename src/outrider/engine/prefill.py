@@ -1,0 +1,119 @@
+"""Prefill: the tokens of new requests are read, at once or piece by piece.
+
+A request arrives with a prompt, or comes back after it had to leave, with a prompt and part of its text. Either way what is
+known is a list of tokens. All of them are read but the last, which is the root of the first tree. A stored beginning
+(``cache/prefixes.py``) need not be read again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.interfaces import Cache, Target
+from outrider.core.request import RequestState
+from outrider.engine.memory import BatchSize
+
+
+@dataclass(frozen=True, eq=False)
+class Prefilled:
+    """Requests that were read."""
+
+    ids: list[int]
+    states: list[RequestState]
+    cache: Cache
+    taps: Mapping[int, list[Tensor]]
+    """The target's tapped states [n, H] of each row's tokens but the last, by layer."""
+
+
+@final
+class Prefill:
+    """A few requests that are being read together."""
+
+    def __init__(
+        self,
+        target: Target,
+        taps: Sequence[int],
+        rows: Sequence[tuple[int, RequestState]],
+        prefix: Cache | None = None,
+    ) -> None:
+        """``rows`` are numbers and states. ``prefix`` (for a single request) holds the first tokens of it already."""
+        assert prefix is None or len(rows) == 1, "a stored beginning belongs to one request"
+        self._target, self._taps, self._cache = target, taps, prefix
+        self._tapped: list[Mapping[int, list[Tensor]]] = []
+        self.rows: list[tuple[int, RequestState]] = []
+        self._longest = self._num_tokens = 0
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: tuple[int, RequestState]) -> None:
+        """Read one more request with them; nothing was read yet."""
+        self.rows.append(row)
+        self._longest = max(self._longest, len(row[1].tokens))
+        self._num_tokens += len(row[1].tokens) - 1
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was read yet, so that others may still join."""
+        return self._cache is None
+
+    @property
+    def size(self) -> BatchSize:
+        """Rows that are read together take what the longest takes until they are."""
+        return BatchSize(len(self.rows), self._longest, self._longest * len(self.rows))
+
+    @property
+    def num_left(self) -> int:
+        """Tokens still to read, of all rows."""
+        return self._num_tokens - (0 if self._cache is None else sum(self._cache.lengths))
+
+    def whole(self) -> Prefilled:
+        """Read everything that is left."""
+        while (read := self.advance(sys.maxsize)) is None:
+            pass
+        return read
+
+    def advance(self, num_tokens: int) -> Prefilled | None:
+        """Read at most ``num_tokens`` more of every row; what was read when that is all."""
+        wait_for(self._target.device)
+        began, states = time.perf_counter(), [state for _, state in self.rows]
+        cache = self._cache = self._target.new_cache(len(states)) if self._cache is None else self._cache
+        pieces = [
+            state.read_tokens[length : self._end(state, length, num_tokens)]
+            for state, length in zip(states, cache.lengths, strict=True)
+        ]
+        if any(pieces) or not (self._tapped or self.num_left):  # prompts of one token have taps of nothing
+            self._tapped.append(self._target.prefill(pieces, cache, taps=self._taps))
+        done = not self.num_left
+        if done:
+            cache.truncate(cache.lengths)  # what the shorter rows held beside the longest
+        wait_for(self._target.device)
+        seconds = time.perf_counter() - began
+        for state in states:
+            state.stats.prefill_seconds += seconds
+        return Prefilled([number for number, _ in self.rows], states, cache, self._all_taps()) if done else None
+
+    def _end(self, state: RequestState, num_read: int, num_tokens: int) -> int:
+        """Where the next piece of a row ends. A prompt that has to be read whole is a piece, and the text behind it another."""
+        prompt_end = len(state.request.prompt_ids) - 1
+        if self._target.traits.reads_whole and num_read < prompt_end:
+            return prompt_end
+        return min(len(state.tokens) - 1, num_read + num_tokens)
+
+    def _all_taps(self) -> Mapping[int, list[Tensor]]:
+        if len(self._tapped) == 1:
+            return self._tapped[0]
+        rows = range(len(self.rows))
+        return {tap: [torch.cat([piece[tap][row] for piece in self._tapped]) for row in rows] for tap in self._tapped[0]}
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait for the device, so that parts of the work can be timed apart."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

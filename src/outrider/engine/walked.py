@@ -1,0 +1,56 @@
+"""What a rule says of a round, and how a captured round is told.
+
+A captured round follows, from the root on, the child that holds what was chosen after its parent
+(``device/acceptance/coupled.py``). A rule on the host has decided already. So the device gets a tree in which only the rule's
+path is left, and as choices the tokens along it; the last one is the token that the rule adds.
+
+    nodes:    root   -1   x1   -1   x2          following:    x1   .   x2   .   next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.core.draft import Draft
+from outrider.core.interfaces import AcceptanceRule
+from outrider.core.rng import Noise
+from outrider.core.sampling import Law
+from outrider.core.verdict import Verdict
+
+
+def verdict_of(rule: AcceptanceRule, draft: Draft, law: Law, noise: Noise, *, all_greedy: bool) -> Verdict:
+    """The rule's verdict. Without a guess to test, and with nothing to draw, there is one."""
+    if draft.tree.num_nodes == 1 and all_greedy:
+        return Verdict.without_guesses(law.choices[:, 0])
+    return rule.walk(draft, law, noise)
+
+
+def paths_of(verdict: Verdict) -> list[list[int]]:
+    """Committed nodes of each row, the root first. The one place where a round waits for the device."""
+    lengths = verdict.num_accepted.tolist()
+    return [[0, *path[:length]] for path, length in zip(verdict.path.tolist(), lengths, strict=True)]
+
+
+def told_rows(
+    tokens: Sequence[Sequence[int]], paths: Sequence[Sequence[int]], ends: Sequence[int], num_nodes: int
+) -> list[tuple[list[int], list[int]]]:
+    """For each row, its nodes with all but those of ``paths`` left out, and what follows each: the tokens along the path, then
+    the one of ``ends``."""
+    found = list[tuple[list[int], list[int]]]()
+    for row, path, end in zip(tokens, paths, ends, strict=True):
+        nodes, following = [-1] * num_nodes, [0] * num_nodes
+        for node, then in zip(path, (*path[1:], None), strict=True):
+            nodes[node], following[node] = row[node], end if then is None else row[then]
+        found.append((nodes, following))
+    return found
+
+
+def path_along(tokens: Sequence[int], parents: Sequence[int], size: int, chosen: Sequence[int]) -> list[int]:
+    """The nodes that spell what was chosen, the root first, as far as the tree has them."""
+    path = [0]
+    for token in chosen:
+        node = next((n for n in range(path[-1] + 1, size) if parents[n] == path[-1] and tokens[n] == token), None)
+        if node is None:
+            break
+        path.append(node)
+    return path

@@ -1,0 +1,151 @@
+"""The five interfaces of the engine (``core/interfaces.py``) for tokens that are vectors. The sentence is the same:
+
+    a DRAFTER proposes a chain of paths, the TARGET scores it in one pass, a RULE walks it,
+    the CACHES commit the accepted tokens, a PLAN says how much is drafted next.
+
+A score is a condition instead of logits: what a diffusion head needs to draw the next token, and a law only together with it.
+As in the engine, the caches hold everything but the last committed token, which is the root of the next chain. The class
+stands at place 0 and is the first root.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from outrider.core.interfaces import Cache
+from outrider.core.plan import Plan
+from outrider.images.continuous.paths import Chain, Paths, Schedule
+
+
+class ContinuousTarget(ABC):
+    """A causal model over continuous tokens with a diffusion head. A draft model is one too."""
+
+    schedule: Schedule
+    num_tokens: int
+    """L: tokens of one image."""
+    dim: int
+    num_classes: int
+    dtype: torch.dtype = torch.float32
+
+    @abstractmethod
+    def new_cache(self, batch_size: int) -> Cache:
+        """An empty cache of ``batch_size`` rows."""
+
+    @abstractmethod
+    def score(self, nodes: Tensor, labels: Tensor, cache: Cache) -> Tensor:
+        """[B, N, H] the condition of the token after each node of chains [B, N, D], in one pass. Writes the nodes after each
+        row's committed tokens; commits nothing. The node at place 0 is the class ``labels[b]``; its vector is not read."""
+
+    @abstractmethod
+    def chain(self, conditions: Tensor) -> Chain:
+        """The denoiser of M tokens with conditions [M, H]."""
+
+    def conditions(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """[B, N + 1, H] the condition of every next token after the prefixes of [B, N, D], read at once."""
+        root = tokens.new_zeros(len(tokens), 1, self.dim)
+        return self.score(torch.cat([root, tokens], 1), labels, self.new_cache(len(tokens)))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PathContext:
+    """What a drafter may know: committed tokens, the classes, and the numbers drawn."""
+
+    tokens: Tensor
+    """[B, L + 1, D] the class's place, committed tokens, and nothing."""
+    lengths: Sequence[int]
+    """Committed places of each row, the class's included; the last one is the root."""
+    labels: Tensor
+    """[B]"""
+    chance: torch.Generator
+
+    @property
+    def roots(self) -> Tensor:
+        """[B, D]"""
+        return self.tokens[torch.arange(len(self.tokens)), torch.tensor(self.lengths) - 1]
+
+    def without_guesses(self) -> PathDraft:
+        return PathDraft(self.roots[:, None], [0] * len(self.lengths))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PathGuesses:
+    """M drafted tokens of all rows: each with its row, its depth behind the root (from 0), and its path."""
+
+    rows: Tensor
+    depths: Tensor
+    paths: Paths
+    noise: Tensor
+    """[T + 1, M, D] the numbers that the draft made the paths of."""
+    chain: Chain
+    """q: the draft's denoiser of them."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PathDraft:
+    """A chain per row."""
+
+    nodes: Tensor
+    """[B, N + 1, D] the root and the guesses behind it; what is behind a row's depth means nothing."""
+    depth: Sequence[int]
+    """Guesses of each row."""
+    guesses: PathGuesses | None = None
+    """None where no row has any."""
+
+
+class PathDrafter(ABC):
+    """Proposes chains of paths."""
+
+    @abstractmethod
+    def start(self, num_rows: int) -> Cache | None:
+        """The state of new rows, of which nothing but the class is known: a cache, or nothing."""
+
+    @abstractmethod
+    def propose(self, state: Cache | None, context: PathContext, plan: Plan) -> PathDraft:
+        """A chain per row within a plan that has guesses. The cache may hold guesses until ``observe``."""
+
+    @abstractmethod
+    def observe(self, state: Cache | None, lengths: Sequence[int]) -> None:
+        """Keep what was accepted: rows have ``lengths`` committed places now."""
+
+    @final
+    def asked(self, state: Cache | None, context: PathContext, plan: Plan) -> PathDraft:
+        """The proposal. If the plan has no guesses, the drafter is not asked."""
+        return self.propose(state, context, plan) if any(plan.max_depth) else context.without_guesses()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PathLaw:
+    """p: the target's denoisers behind every node of a scored draft."""
+
+    target: ContinuousTarget
+    conditions: Tensor
+    """[B, N + 1, H]"""
+
+    def after(self, rows: Tensor, nodes: Tensor) -> Chain:
+        """The denoisers of the tokens behind M nodes."""
+        return self.target.chain(self.conditions[rows, nodes])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PathVerdict:
+    """The outcome of a walk."""
+
+    num_accepted: Tensor
+    """[B]"""
+    next_token: Tensor
+    """[B, D] the target's own token behind the accepted ones."""
+    rejected: Tensor
+    """[B] whether a guess was rejected there; otherwise the next token is a bonus."""
+    num_paths: Tensor
+    """[B] target paths that were run one step after the other, for guesses up to the first rejected one and for next tokens."""

@@ -1,0 +1,107 @@
+"""Products with matrices of 4 bits (``packed.py``): a tile of bytes is two tiles of inputs, every group has its scale.
+
+    y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
+
+Converting is what costs: done the compiler's way it takes longer than reading 16 bits would. On Hopper and later a
+bfloat16 is put together from its bits, four bytes at a time: 0x4300 | n is 128 + n for a nibble n. One sum in the
+order of the groups, so as in ``small_batch_matmul.py`` a row's numbers depend neither on the others nor on their
+number. A zero is taken off before the product. Codes that are places in a table (nf4) are looked up; what they stand
+for is rounded to the type of the inputs.
+"""
+
+# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.models.gpu.launch import begin, end
+
+
+def nibble_code(number: str, *, given: str = "") -> str:
+    """Assembly for four bytes: their four low and their four high nibbles n as 128 + n, less what ``number`` holds
+    twice."""
+    return f"""{{
+    .reg .b32 a, b, c;
+    {given}
+    prmt.b32 a, $4, 0, 0x4140;
+    prmt.b32 b, $4, 0, 0x4342;
+    lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;
+    lop3.b32 $1, b, 0x000F000F, 0x43004300, 0xEA;
+    shr.u32 a, a, 4;
+    shr.u32 b, b, 4;
+    lop3.b32 $2, a, 0x000F000F, 0x43004300, 0xEA;
+    lop3.b32 $3, b, 0x000F000F, 0x43004300, 0xEA;
+    sub.bf16x2 $0, $0, {number};
+    sub.bf16x2 $1, $1, {number};
+    sub.bf16x2 $2, $2, {number};
+    sub.bf16x2 $3, $3, {number};
+    }}"""
+
+
+NIBBLES = tl.constexpr(nibble_code("c", given="mov.b32 c, 0x43084308;"))
+"""Four bytes to their four low and their four high nibbles, less 8."""
+
+
+@triton.jit
+def _tile(
+    bytes_at, scales_at, zeros_at, levels, low_x, high_x, is_output,
+    ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr,
+):  # fmt: skip
+    """What one group adds to a tile of outputs."""
+    packed = tl.load(bytes_at, mask=is_output[:, None], other=0)
+    if LEVELS:
+        low = tl.load(levels + (packed & 15)).to(low_x.dtype)
+        high = tl.load(levels + (packed >> 4)).to(low_x.dtype)
+    elif BITWISE:
+        low, high = tl.inline_asm_elementwise(
+            NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        low = ((packed & 15).to(tl.int8) - 8).to(low_x.dtype)
+        high = ((packed >> 4).to(tl.int8) - 8).to(low_x.dtype)
+    if ZEROS:
+        zero = tl.load(zeros_at, mask=is_output, other=0.0).to(low_x.dtype)[:, None]
+        low, high = low - zero, high - zero
+    part = tl.dot(low, low_x, input_precision="ieee")
+    part = tl.dot(high, high_x, part, input_precision="ieee")
+    return part * tl.load(scales_at, mask=is_output, other=0.0).to(tl.float32)[:, None]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def nibble_product(
+    x, weight, scales, zeros, levels, out, num_rows, num_outputs, depth, part_len,
+    GATED: tl.constexpr, ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr, HALF: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """``HALF`` is half a group. ``num_outputs`` are those of the result; gated matrices have twice as many."""
+    outputs = tl.program_id(0) * BN + tl.arange(0, BN)
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    part = tl.program_id(2)
+    ks = tl.arange(0, HALF)
+    is_row = rows < num_rows
+    is_output = outputs < num_outputs
+    width = num_outputs * 2 if GATED else num_outputs
+    bytes_at = weight + outputs[:, None].to(tl.int64) * (depth // 2) + ks[None, :]
+    ups_at = bytes_at + num_outputs.to(tl.int64) * (depth // 2)
+    x_at = x + rows[None, :] * depth + ks[:, None]
+    total = tl.zeros((BN, BM), tl.float32)
+    total_up = tl.zeros((BN, BM), tl.float32)
+    begin(EARLY)
+    for k in range(part * part_len, tl.minimum((part + 1) * part_len, depth), 2 * HALF):
+        low_x = tl.load(x_at + k, mask=is_row[None, :], other=0.0)
+        high_x = tl.load(x_at + k + HALF, mask=is_row[None, :], other=0.0)
+        at = (k // (2 * HALF)) * width + outputs
+        places = (bytes_at + k // 2, scales + at, zeros + at)
+        total += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, BITWISE)
+        if GATED:
+            at += num_outputs
+            places = (ups_at + k // 2, scales + at, zeros + at)
+            total_up += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, BITWISE)
+    end(EARLY)
+    if GATED:
+        total = total / (1.0 + tl.exp(-total)) * total_up
+    out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])

@@ -1,0 +1,13 @@
+"""Pages of the first rank of a divided model. Its followers are told them before each pass and keep no books of their own."""
+
+from __future__ import annotations
+
+from outrider.cache.paged import PagedCache
+from outrider.models.joint import ALONE, Joint
+
+
+def lend(joint: Joint, cache: PagedCache, num_nodes: int, *, start: int = 0) -> None:
+    """Tell the followers the pages of the next pass. Followers take none themselves, so enough are reserved now."""
+    if joint is not ALONE:
+        cache.reserve(num_nodes, start=start)
+        joint.tell("lend", [list(row) for row in cache.pages], list(cache.lengths))

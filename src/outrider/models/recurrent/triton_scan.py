@@ -1,0 +1,59 @@
+"""One layer's scan on a GPU: a kernel that convolves and writes the log, and one that reads states, log and nodes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar, final
+
+from torch import Tensor
+
+from outrider.cache.recurrent import StateColumns
+from outrider.cache.replay import ScanShape
+from outrider.models.recurrent.layers import LayerScan, RecurrentPass
+
+Numbers = TypeVar("Numbers")
+"""What a layer's kernels read besides the projected inputs."""
+
+
+class TritonScan(LayerScan, ABC, Generic[Numbers]):
+    """What the scans of all recurrent layers do around their two kernels, whose sums are in float32."""
+
+    def __init__(self, shape: ScanShape, numbers: Numbers) -> None:
+        self._shape, self._numbers = shape, numbers
+
+    @final
+    def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
+        columns, shape, projected = step.cache.columns(layer), self._shape, projected.contiguous()
+        mixed = projected.new_empty(step.batch_size, step.num_nodes, shape.conv_size)
+        self._convolve(projected, mixed, columns, step)
+        out = projected.new_empty(step.batch_size, step.num_nodes, shape.num_heads * shape.head_dim)
+        self._read((projected, mixed), out, columns, step)
+        return out
+
+    @abstractmethod
+    def _convolve(self, projected: Tensor, mixed: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
+        """Mix the channels of nodes along their paths, and write the nodes behind the log."""
+
+    @abstractmethod
+    def _read(self, inputs: tuple[Tensor, Tensor], out: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
+        """What nodes read, from what was projected and mixed."""
+
+    @staticmethod
+    def _written(columns: StateColumns, step: RecurrentPass) -> tuple[int, int, int, int]:
+        """What a kernel that writes the log is told: the new nodes, the column of the first, and how the log lies in memory."""
+        return step.num_nodes, columns.end + step.start, columns.log.stride(0), columns.log.stride(1)
+
+    @staticmethod
+    def _seen(columns: StateColumns, step: RecurrentPass) -> tuple[int, int, int, int, int, int]:
+        """The same for one that reads: the new nodes and all of them, the columns between which the committed ones stand."""
+        strides = columns.log.stride(0), columns.log.stride(1)
+        return step.num_nodes, step.tree.num_nodes, columns.begin, columns.end, *strides
+
+    def _sizes(self, step: RecurrentPass) -> dict[str, int]:
+        """Numbers that all kernels are compiled for."""
+        shape = self._shape
+        return {"HEADS": shape.num_heads, "SIZE": shape.head_dim, "IS_CHAIN": step.tree.is_chain}
+
+    def _states(self) -> dict[str, int]:
+        """The same, of those that read states by groups of heads."""
+        return {"STATE": self._shape.state_size, "GROUPS": self._shape.num_groups}

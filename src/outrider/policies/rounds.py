@@ -1,0 +1,48 @@
+"""A round as the default policy remembers it until it has time to learn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+from outrider.core.interfaces import Observation, Plan
+from outrider.core.reading import Prompts
+from outrider.core.reason import ReasonCode
+from outrider.core.tree import TokenTree
+from outrider.policies.lengths import depths_of
+
+
+@final
+class SeenRound(NamedTuple):
+    """What is kept of an observation: nothing large, so no scores."""
+
+    plan: Plan | None
+    tree: TokenTree
+    beliefs: Sequence[Sequence[float]] | None
+    paths: Sequence[Sequence[int]]
+    accepted: Sequence[int]
+    draft_seconds: float
+    seconds: float
+    padded: bool
+    prompts: Prompts
+
+    @staticmethod
+    def of(seen: Observation) -> SeenRound:
+        draft, took = seen.draft, (seen.draft_seconds, seen.seconds, seen.padded)
+        return SeenRound(seen.plan, draft.tree, draft.beliefs, seen.paths, seen.num_accepted, *took, seen.prompts)
+
+    @property
+    def is_probe(self) -> bool:
+        return self.plan is not None and self.plan.reason is not None and self.plan.reason.code is ReasonCode.PROBE
+
+    def shape(self) -> tuple[Sequence[int], Sequence[int], int, int]:
+        """Guesses along a path that each row was asked for, and that it found; those along the longest path, and those of a row
+        in the pass. Where there were others beside the paths, as many as were asked for: their number follows the plan."""
+        tree, found, plan = self.tree, depths_of(self.tree), self.plan
+        length = max(found)
+        width = max(round(sum(found) / len(found)), min(length, 1))
+        if not tree.is_chain and sum(tree.sizes) - len(found) != sum(found):
+            width = max(plan.max_nodes if plan else found)
+        elif self.padded:
+            length = width = tree.num_nodes - 1
+        return plan.max_depth if plan else found, [length] * len(found) if self.padded else found, length, width

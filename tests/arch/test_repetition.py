@@ -1,0 +1,48 @@
+"""No six lines of code stand twice in the package or its programs, to the letter.
+
+Imports, docstrings and lone brackets do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("src/outrider", "benchmarks", "scripts", "recipes", "examples")
+_RUN = 6
+
+
+def _code(path: Path) -> list[tuple[int, str]]:
+    """Numbers and texts of the lines that count."""
+    source, left_out = path.read_text(), set[int]()
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1))
+    return [(number, line) for number, line in lines if len(line) > 3 and line[0] not in "#@" and number not in left_out]
+
+
+def repeated(paths: Iterable[Path]) -> list[list[str]]:
+    """Places of every run of lines that stands more than once."""
+    places = defaultdict[tuple[str, ...], list[str]](list)
+    for path in paths:
+        lines = _code(path)
+        for begin in range(len(lines) - _RUN + 1):
+            run = tuple(line for _, line in lines[begin : begin + _RUN])
+            places[run].append(f"{path.name}:{lines[begin][0]}")
+    return [found for found in places.values() if len(found) > 1]
+
+
+def test_no_lines_stand_twice() -> None:
+    assert not repeated(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")))
+
+
+def test_the_search_finds_lines_that_do(tmp_path: Path) -> None:
+    body = "\n".join(f"    value_{number} = number + {number}" for number in range(_RUN))
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(f'"""{name}"""\n\nimport os\n\n\ndef {name}(number: int) -> None:\n{body}\n')
+    assert repeated(sorted(tmp_path.glob("*.py"))) == [["one.py:7", "other.py:7"]]
