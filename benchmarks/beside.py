@@ -6,8 +6,8 @@ Models are random, so that any size can be measured without a download. The draf
 layers add little to the stream, so guesses are often right, as those of a trained pair are. All run in the PyTorch decoder.
 
 1. pieces: seconds of a pass of the target, of the draft, of an exact and a fuzzy pass of the draft on two processes, and of a
-   target that is divided among two processes. Fewest of many repetitions. A message is what an exact pass takes longer for
-   each layer.
+   target and of a draft that are divided by heads among two processes. Fewest of many repetitions. A message is what an exact
+   pass takes longer for each layer.
 2. placements: tokens per second in turns, with EasySpec and with PEARL. Placements take turns, and every prompt counts at its
    fastest. Each is predicted from passes of the target, from the acceptance, and from what its draft costs in rounds. That
    cost is measured with a stranger: a draft of the same shape and other weights, whose guesses are wrong. No time of the
@@ -33,7 +33,7 @@ import torch
 
 from outrider import LLM
 from outrider.bench.costs import RoundCosts, Sample, run_once, undisturbed
-from outrider.bench.curves import Curve
+from outrider.bench.curves import PassCurve
 from outrider.bench.provenance import results_head
 from outrider.bench.simulate import Cost, expected_seconds
 from outrider.bench.simulate_pearl import pearl_seconds
@@ -132,6 +132,9 @@ def pieces_of(names: Names, arguments: argparse.Namespace) -> dict[str, Any]:
     divided = load_parallel(Source(names.target), 2, **how)
     found["divided"] = pass_seconds(divided, 1, repeats)
     divided.team.close()
+    by_heads = load_parallel(Source(names.draft), 2, **how)
+    found["draft_by_heads"] = pass_seconds(by_heads, 1, repeats)
+    by_heads.team.close()
     found["message"] = max(0.0, (found["exact"] - found["draft"]) / arguments.draft_layers)
     return found
 
@@ -195,7 +198,7 @@ def predicted(
 def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     tokens = arguments.max_tokens * arguments.prompts
     plain, turns = samples["plain"].seconds, samples["in turns"].seconds
-    passes = Curve(_CONTEXT, 1, tuple(range(1, len(pieces["target"]) + 1)), tuple(pieces["target"]))
+    passes = PassCurve(_CONTEXT, 1, tuple(range(1, len(pieces["target"]) + 1)), tuple(pieces["target"]))
     costs = RoundCosts(passes, host=max(0.0, Line.of(samples, "plain").per_round - passes.at(1)))
     rows: list[dict[str, Any]] = []
     for place in _PLACES:

@@ -34,7 +34,18 @@ from outrider.core.params import SamplingParams
 from outrider.models.native import NativeDecoder, isa_here, ready_to_measure
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cpu_costs import NODES, Rates, file_mb, num_weights, opening, pass_costs, prompt_of
+from cpu_costs import (
+    CONTEXT,
+    NODES,
+    Rates,
+    file_mb,
+    layer_weights,
+    num_weights,
+    opening,
+    pass_costs,
+    products_at_once,
+    prompt_of,
+)
 from cpu_engines import Engine, Ours, Run, peers_of
 from cpu_models import SHAPES, make_models
 
@@ -48,8 +59,6 @@ DRAFTING = {
     "draft-model K=4": Setting("draft-model", options={"num_draft_tokens": 4}),
     "draft-model": Setting("draft-model"),
 }
-WHOLE = ("auto", "stored", "w8a8", "int4")
-"""Types whose products are those of whole numbers, where the file has no more than a byte for a weight."""
 
 
 def path_of(model: str, made: Path) -> str:
@@ -75,18 +84,21 @@ def engine_row(name: str, runs: list[Run], first: list[int]) -> Row:
     }
 
 
-def own_row(llm: LLM, dtype: str, costs: dict[int, float], rates: Rates) -> Row:
-    """Passes and floors of a type of ours."""
+def own_row(llm: LLM, dtype: str, costs: dict[int, float], rates: Rates, *, prompt: int) -> Row:
+    """Passes and floors of a type of ours, and the floor of a prompt of so many tokens, its attention left out."""
     row: Row = {"pass_ms": {nodes: round(ms, 2) for nodes, ms in costs.items()}, "16_over_1": round(costs[16] / costs[1], 2)}
     target = llm.target
     if not isinstance(target, NativeDecoder):
         return row
     weights = num_weights(target.config)
-    is_whole = dtype in WHOLE and target.num_bytes < 1.2 * weights
-    floors = {n: rates.floor_ms(target.num_bytes, n * weights, is_whole=is_whole) for n in NODES}
+    at_once = products_at_once(dtype, target.num_bytes / weights)
+    head = weights - layer_weights(target.config)
+    prompt_floor = rates.floor_ms(target.num_bytes, prompt * (weights - head) + head, at_once=at_once)
+    floors = {n: rates.floor_ms(target.num_bytes, n * weights, at_once=at_once) for n in NODES}
     return row | {
         "floor_ms": {nodes: round(ms, 2) for nodes, ms in floors.items()},
         "floor_16_over_1": round(floors[16] / floors[1], 2),
+        "prompt_floor_ms": round(prompt_floor, 1),
         "matrices_mb": round(target.num_bytes / 1e6, 1),
     }
 
@@ -125,7 +137,7 @@ def measure(model: str, args: argparse.Namespace, rates: Rates) -> list[Row]:
     path, rows = path_of(model, args.models), list[Row]()
     draft = path_of(args.draft, args.models) if args.draft else None
     llms = {dtype: opened(path, dtype, draft if number == 0 else None) for number, dtype in enumerate(args.types)}
-    costs = pass_costs({dtype: llm.target for dtype, llm in llms.items()}, args.repeats)
+    costs = pass_costs({dtype: llm.target for dtype, llm in llms.items()}, args.repeats, args.context)
     peers, skipped = peers_of(path)
     engines: dict[str, Engine] = {f"ours {dtype}": Ours(llm.target) for dtype, llm in llms.items()} | peers
     runs: dict[str, list[Run]] = {name: [] for name in engines}
@@ -137,7 +149,7 @@ def measure(model: str, args: argparse.Namespace, rates: Rates) -> list[Row]:
         row = engine_row(name, runs[name], first)
         dtype = name.removeprefix("ours ")
         if dtype in llms:
-            row |= own_row(llms[dtype], dtype, costs[dtype], rates)
+            row |= own_row(llms[dtype], dtype, costs[dtype], rates, prompt=args.prompt)
             if not dtype.endswith("-torch"):
                 row |= {"file_mb": file_mb(path), **opening(path, dtype)}
         rows.append(row)
@@ -155,14 +167,25 @@ def brief(row: Row) -> Row:
     if "token_ms_median" in row:
         found["token, ms"] = row.get("token_ms", row["token_ms_median"])
     if "pass_ms" in row:
-        found |= {"16 nodes over one": row["16_over_1"]}
+        found |= {f"{nodes} nodes, ms": row["pass_ms"][nodes] for nodes in (4, 16)}
+        found |= {"16 over one": row["16_over_1"]}
     if "floor_ms" in row:
-        found |= {"floor, ms": row["floor_ms"][1], "floor of 16 over one": row["floor_16_over_1"]}
+        found |= {"floor, ms": row["floor_ms"][1], "floor of it": row["floor_16_over_1"]}
     if "after_prompt_mb" in row:
         found |= {"memory over file": round(row["after_prompt_mb"] / row["file_mb"], 2)}
-    names = {"prompt_ms": "prompt, ms", "plain_over_it": "plain over it", "tokens_per_pass": "tokens per pass"}
-    names |= {"tokens_per_s": "tokens/s by the clock", "to_our_plain": "to our plain", "skipped": "skipped"}
+    names = {
+        "prompt_ms": "prompt, ms",
+        "prompt_floor_ms": "prompt's floor, ms",
+        "plain_over_it": "plain over it",
+        "tokens_per_pass": "tokens per pass",
+    }
+    names |= {"tokens_per_s": "tokens/s by the clock", "to_our_plain": "to our plain"}
+    names |= {"to_best_peer": "to the best peer", "skipped": "skipped"}
     return found | {name: row[key] for key, name in names.items() if key in row}
+
+
+def is_ours(line: Row) -> bool:
+    return line["name"].startswith("outrider ")
 
 
 def raced(llm: LLM, path: str, draft: str | None, args: argparse.Namespace) -> list[Row]:
@@ -171,11 +194,13 @@ def raced(llm: LLM, path: str, draft: str | None, args: argparse.Namespace) -> l
     setting = DRAFTING["draft-model"] if draft else COPYING["suffix"]
     prompts = [(llm.codec.encode(story) * 8)[: args.prompt] for story in STORIES]
     found = race_peers(llm, setting, specs, prompts, max_tokens=args.spoken or args.tokens, num_rounds=args.rounds)
+    best = max((line["speed"]["value"] for line in found["lines"] if not is_ours(line)), default=None)
     lines: list[Row] = [
         {
             "engine": line["name"],
             "tokens_per_s": round(line["speed"]["value"], 1),
             "to_our_plain": round(line["to_our_plain"], 2),
+            **({"to_best_peer": round(line["speed"]["value"] / best, 2)} if best and is_ours(line) else {}),
         }
         for line in found["lines"]
     ]
@@ -191,6 +216,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="ENGINE[=PYTHON[,model=DIR,draft=DIR]]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=12, help="of every pass")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before every pass whose cost is measured")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=24, help="greedy tokens of every engine")
     parser.add_argument("--spoken", type=int, default=64, help="tokens of every method; 0: none")

@@ -23,8 +23,13 @@ from outrider.models.native import isa_here
 
 NODES: tuple[int, ...] = (1, 4, 16, 64)
 CONTEXT = 128
-DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx512_vnni": 4, "amx": 4}
-"""Products of 8 bits for each product of floats, where the set's vectors have an instruction for them."""
+DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx2": 4, "avx512": 4, "avx512_vnni": 4, "amx": 32}
+"""Products of 8 bits for each product of floats, where the set has an instruction for them. Those that ``avx2`` and ``avx512``
+take to add them are not counted. A tile makes 1,024 a cycle, where vectors of floats make 32."""
+BFLOAT16_PRODUCTS = {"amx": 16}
+"""The same of bfloat16, where there are tiles of it."""
+WHOLE = ("auto", "stored", "w8a8", "int4")
+"""Types whose products are those of whole numbers, where the file has no more than a byte for a weight."""
 CHILD = """
 import resource, sys, time, torch
 from outrider.models.load import load_model
@@ -64,23 +69,38 @@ class Rates:
         read = numbers.nbytes / min(cpu_ms(numbers.sum) for _ in range(5))
         return Rates(read, x.numel() * 1024 / min(cpu_ms(lambda: x @ w) for _ in range(6)))
 
-    def floor_ms(self, num_bytes: float, num_products: float, *, is_whole: bool) -> float:
-        """The least time of a pass. Floats of 16 bits and ``int8`` are multiplied as float32, whole numbers by dot products."""
-        at_once = DOT_PRODUCTS.get(isa_here().name, 1) if is_whole else 1
+    def floor_ms(self, num_bytes: float, num_products: float, *, at_once: int) -> float:
+        """The least time of a pass that multiplies ``at_once`` numbers where it would multiply one float."""
         return max(num_bytes / self.bytes_read, num_products / (at_once * self.multiply_adds))
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """What a token of a prompt is multiplied with."""
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return config.hidden_size * config.num_layers * (heads + 3 * config.mlp_size)
 
 
 def num_weights(config: ModelConfig) -> int:
     """What a pass over one node multiplies with."""
-    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    return config.hidden_size * (config.num_layers * (heads + 3 * config.mlp_size) + config.vocab_size)
+    return layer_weights(config) + config.hidden_size * config.vocab_size
 
 
-def pass_costs(models: Mapping[str, Target], repeats: int) -> dict[str, dict[int, float]]:
-    """A pass over a chain of nodes after a prompt, models in turns."""
+def products_at_once(dtype: str, bytes_of_weight: float) -> int:
+    """Products of a type for each product of floats. Whole numbers have dot products. F16 as stored is added in 16 bits where
+    the set does so. Tiles multiply bfloat16, and ``int8`` as bfloat16. Other floats of 16 bits are multiplied as float32."""
+    isa = isa_here()
+    if dtype in WHOLE and bytes_of_weight < 1.2:
+        return DOT_PRODUCTS.get(isa.name, 1)
+    if dtype in ("bfloat16", "int8") or (dtype == "auto" and bytes_of_weight < 2.2 and not isa.adds_halves):
+        return 1 if dtype == "auto" and isa.reads_halves else BFLOAT16_PRODUCTS.get(isa.name, 1)
+    return 2 if dtype in ("auto", "stored") and bytes_of_weight < 2.2 and isa.adds_halves else 1
+
+
+def pass_costs(models: Mapping[str, Target], repeats: int, context: int = CONTEXT) -> dict[str, dict[int, float]]:
+    """A pass over a chain of nodes after a prompt of ``context`` tokens, models in turns."""
     caches = {name: model.new_cache(1) for name, model in models.items()}
     for name, model in models.items():
-        model.prefill([prompt_of(CONTEXT)], caches[name])
+        model.prefill([prompt_of(context)], caches[name])
     trees = {nodes: TokenTree.chain(torch.arange(5, 5 + nodes)[None]) for nodes in NODES}
     least = {name: dict.fromkeys(NODES, float("inf")) for name in models}
     for _ in range(repeats):

@@ -30,15 +30,17 @@ from inflate import LLAMA_8B, ONE_LAYER_DRAFT, inflated_raw_config, inflated_wei
 from outrider import SamplingParams  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.cache.paged import PagedCache  # noqa: E402
-from outrider.captured import Rounds  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
 from outrider.core.tree import TokenTree  # noqa: E402
+from outrider.cuda_graphs import Rounds  # noqa: E402
+from outrider.engine.device_seats import Seat  # noqa: E402
 from outrider.engine.round_kind import RoundKind  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.attention.tree_tiles import Rows, Sights, paths_of  # noqa: E402
 from outrider.models.attention.tree_triton import pack_words  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
+from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
 from outrider.models.weights import Weights  # noqa: E402
 
 BANDWIDTH = 4.3e12
@@ -172,7 +174,16 @@ def passes(bench: Bench) -> None:
         for context in (1024, 8192):
             target = FastDecoder(bench.config, bench.weights, numerics=mode)  # its pages go with it
             cache = _cache(target, context)
-            found = {n: _pass_ms(target, target.rows_of(cache), n) for n in (1, 8, 16, 64)}
+            found = {
+                n: _pass_ms(
+                    target,
+                    rows_in(
+                        flat_rows(cache, max(map(len, cache.pages))).to(target.device), cache.batch_size, target.pool.page_len
+                    ),
+                    n,
+                )
+                for n in (1, 8, 16, 64)
+            }
             bench.results[f"pass_ms/{mode}/{context}"] = found
             row = "".join(f"{found[n]:>8.3f}" for n in (1, 8, 16)) + f"{found[64]:>9.3f}{found[64] / found[1]:>7.2f}"
             print(
@@ -283,7 +294,14 @@ def few_bits(bench: Bench, num_tokens: int) -> None:
         target = bench.targets[mode]
         cache = _cache(target, 1024)
         bench.results[f"floor_ms/{mode}"] = target.weights.bytes_read / BANDWIDTH * 1e3
-        bench.results[f"pass_ms/{mode}"] = found = {n: _pass_ms(target, target.rows_of(cache), n) for n in (1, 8, 16, 64)}
+        bench.results[f"pass_ms/{mode}"] = found = {
+            n: _pass_ms(
+                target,
+                rows_in(flat_rows(cache, max(map(len, cache.pages))).to(target.device), cache.batch_size, target.pool.page_len),
+                n,
+            )
+            for n in (1, 8, 16, 64)
+        }
         print(f"{mode}, ms of a pass by nodes (64: a tree), context 1024: { {n: round(ms, 3) for n, ms in found.items()} }")
     compared(bench, rows, bench.prompts, num_tokens, title="rounded weights, batch 1, greedy")
 
@@ -310,14 +328,15 @@ def read_prompt(target: FastDecoder, prompt: list[int]) -> PagedCache:
 
 def round_parts(bench: Bench, num_guesses: int) -> None:
     """Where a round's time goes: the whole, its pass, its draft, the rest on the device, the gap between rounds."""
-    from outrider.captured import captured
+    from outrider.cuda_graphs import captured
 
     graphs = captured(bench.method("draft-model", num_draft_tokens=num_guesses), bench.targets["fast"])
     assert graphs is not None
-    states = [RequestState.of(Request(bench.prompts[0], SamplingParams(max_tokens=400, ignore_eos=True)))]
+    state = RequestState.of(Request(bench.prompts[0], SamplingParams(max_tokens=400, ignore_eos=True)))
     frame = graphs.frame(1)
     with torch.inference_mode():
-        graphs.seat(1, [0], states, [read_prompt(graphs.target, bench.prompts[0])])
+        graphs.seat(1, {0: Seat(0, state, read_prompt(graphs.target, bench.prompts[0]))})
+        graphs.start(1, {0: state})
         graph = graphs.round(RoundKind(1, num_guesses))
         held = frame.lengths.clone()
 
@@ -421,6 +440,7 @@ def hf_model(weights: Weights, raw: dict[str, Any]) -> Any:
 
 
 def _hf_names(weights: Weights, config: Any) -> Iterator[tuple[str, Tensor]]:
+    assert weights.norm is not None, "a Llama has a last norm"
     yield "model.embed_tokens.weight", weights.embedding
     yield "model.norm.weight", weights.norm
     yield "lm_head.weight", weights.head

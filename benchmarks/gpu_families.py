@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from outrider import SamplingParams
-from outrider.captured import Rounds
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.cuda_graphs import Rounds
 from outrider.methods import compose
 from outrider.models.config import config_of
 from outrider.models.decoder_weights import Weights

@@ -29,12 +29,13 @@ from inflate_head import inflated_eagle3  # noqa: E402  # pyright: ignore
 from outrider import SamplingParams  # noqa: E402
 from outrider.bench.suites import load_suites  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
-from outrider.captured import Rounds, captured  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.method import Method  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
+from outrider.cuda_graphs import Rounds, captured  # noqa: E402
 from outrider.drafters.heads.eagle import Eagle  # noqa: E402
 from outrider.drafters.heads.head_drafter import HeadOptions  # noqa: E402
+from outrider.engine.device_seats import Seat  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 
@@ -120,7 +121,8 @@ class Bench:
         frame = graphs.frame(1)
         nodes = torch.zeros(1, graphs.num_nodes(graphs.most_guesses), dtype=torch.int64, device=DEVICE)
         with torch.inference_mode():
-            graphs.seat(1, [0], [state], [read_prompt(graphs.target, self.prompts[0])])
+            graphs.seat(1, {0: Seat(0, state, read_prompt(graphs.target, self.prompts[0]))})
+            graphs.start(1, {0: state})
             graphs.drafter.propose(frame, nodes, graphs.most_guesses)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

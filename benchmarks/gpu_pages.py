@@ -26,9 +26,9 @@ from serving_goodput import STORIES, models, of_length  # noqa: E402  # pyright:
 from outrider import SamplingParams  # noqa: E402
 from outrider.bench.provenance import keep_results  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
-from outrider.captured import Rounds  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.request import Request  # noqa: E402
+from outrider.cuda_graphs import Rounds  # noqa: E402
 from outrider.engine.round_graph import RoundGraph  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
@@ -62,7 +62,7 @@ def measure(rounds: Rounds, target: FastDecoder, name: str, options: dict[str, A
     codec, params = load_codec(bundled_path("target")), SamplingParams(max_tokens=NEW, ignore_eos=True)
     story = codec.encode(STORIES[0])
     for size in (COUNT, 1):
-        list(rounds.prepare(method, batch_size=size))
+        list(rounds.prepare(method, [size]))
     before, held, tokens, began = len(captures), 0, 0, time.perf_counter()
     for count, length in ((1, LONG), (COUNT, SHORT)):
         requests = [Request(of_length([1 + number, *story], length), params) for number in range(count)]
@@ -85,7 +85,7 @@ def count_samplers(rounds: Rounds, target: FastDecoder, captures: list[int]) -> 
     method, story = compose("plain", target), load_codec(bundled_path("target")).encode(STORIES[0])
     began = time.perf_counter()
     for size in (16, 8, 4, 2, 1):
-        list(rounds.prepare(method, batch_size=size))
+        list(rounds.prepare(method, [size]))
     row: dict[str, Any] = {"method": "plain, 16 requests of each sampler", "warm-up seconds": time.perf_counter() - began}
     for name, more in SAMPLERS.items():
         before, params = len(captures), SamplingParams(max_tokens=NEW, ignore_eos=True, seed=1, **more)

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from outrider.core.tree import ancestors_of
 from outrider.models.attention.tree_cut import cut_for
-from outrider.models.attention.tree_tiles import Cut, Rows, Sights
+from outrider.models.attention.tree_tiles import KeySplit, Rows, Sights
 from outrider.models.attention.tree_triton import attend_tree, pack_words
 from outrider.models.gpu.limits import can_go_wide, can_ring, stages_that_fit
-from outrider.models.gpu.skinny import Tile, product, reference_product
+from outrider.models.gpu.small_batch_matmul import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.gpu.tuned import cut_key, save, tile_key
 from outrider.models.packed import Matrix, pack
@@ -71,13 +71,13 @@ RINGS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     8: ((32, 128, 2, 4), (32, 256, 2, 3), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 4, 3), (128, 128, 8, 4)),
     4: ((32, 256, 2, 3), (64, 256, 4, 4), (64, 512, 4, 3), (64, 128, 4, 4), (128, 128, 4, 4), (128, 256, 8, 3)),
 }
-"""Outputs, inputs, warps and stages, where few bits can go through a ring (models/gpu/rounded.py)."""
+"""Outputs, inputs, warps and stages, where few bits can go through a ring (models/gpu/quantised_matmul.py)."""
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 128, 32
 PASSES = ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (16, 8192), (64, 1024), (64, 8192))
 """Nodes and context."""
 ATTENTION = (
     *(
-        Cut(1, block_queries=queries, block_keys=keys, num_warps=num_warps, num_stages=num_stages)
+        KeySplit(1, block_queries=queries, block_keys=keys, num_warps=num_warps, num_stages=num_stages)
         for queries, keys, num_warps, num_stages in (
             (64, 64, 4, 3),
             (64, 128, 8, 2),
@@ -88,7 +88,7 @@ ATTENTION = (
             (32, 128, 4, 2),
         )
     ),
-    *(Cut(1, shortest=128, block_queries=128, num_stages=num_stages, side_by_side=True) for num_stages in (3, 4)),
+    *(KeySplit(1, shortest=128, block_queries=128, num_stages=num_stages, side_by_side=True) for num_stages in (3, 4)),
 )
 """How a program is cut; in how many pieces keys are is tried for each."""
 PIECES = (4, 6, 8, 10, 12, 16, 24, 32)
@@ -114,7 +114,7 @@ def ringed() -> bool:
     return can_ring(128, 128, torch.bfloat16)
 
 
-def attention_cuts(num_queries: int) -> list[Cut]:
+def attention_cuts(num_queries: int) -> list[KeySplit]:
     wide = can_go_wide(HEAD_DIM, torch.bfloat16)
     cuts = [cut for cut in ATTENTION if wide or not cut.side_by_side]
     return [cut for cut in cuts if cut.block_queries <= max(16, num_queries) and (num_queries < 256 or cut.block_queries >= 64)]
@@ -163,7 +163,7 @@ def jobs(arguments: argparse.Namespace) -> list[Callable[[], Any]]:
     return found
 
 
-def attention_calls(nodes: int, context: int, *, layers: int = LAYERS) -> Callable[[Cut], list[Callable[[], Any]]]:
+def attention_calls(nodes: int, context: int, *, layers: int = LAYERS) -> Callable[[KeySplit], list[Callable[[], Any]]]:
     """Attention of all layers of a pass, by how it is cut."""
     shape = (1, KV_HEADS, -(-(context + nodes) // 256) * 256, HEAD_DIM)
     memory = [tuple(torch.randn(shape, device="cuda").bfloat16() for _ in range(2)) for _ in range(layers)]
@@ -174,13 +174,13 @@ def attention_calls(nodes: int, context: int, *, layers: int = LAYERS) -> Callab
     sights = Sights(pack_words(ancestors_of(parents)).cuda() if nodes >= 16 else None, None)
     scale = HEAD_DIM**-0.5
 
-    def calls(cut: Cut) -> list[Callable[[], Any]]:
+    def calls(cut: KeySplit) -> list[Callable[[], Any]]:
         return [lambda m=m: attend_tree(queries, m, rows, sights=sights, cut=cut, scale=scale) for m in memory]  # type: ignore
 
     return calls
 
 
-def attention(nodes: int, context: int) -> tuple[dict[str, float], Cut]:
+def attention(nodes: int, context: int) -> tuple[dict[str, float], KeySplit]:
     """Every way of cutting one pass, and the best."""
     calls, num_queries = attention_calls(nodes, context), nodes * HEADS // KV_HEADS
     wide = can_go_wide(HEAD_DIM, torch.bfloat16)

@@ -4,8 +4,9 @@
 
 The models are the bundled pair, inflated (recipes/inflate.py). The target's matrices are rounded on the device to the form
 that a checkpoint has. Its head and the draft model stay in bf16, as in the checkpoints people have. Every form is first checked
-against its own numbers in plain PyTorch. Runs of all forms are interleaved. Each line is the median of the repeats, with the
-lowest and the highest. The floor is the bytes that a pass reads over 4.3 TB/s. The last line of stdout is one JSON document.
+against its own numbers in plain PyTorch. Runs of all forms are interleaved, and figures are medians of the repeats so far. The
+file is written after each of them. The floor is the bytes that a pass reads over 4.3 TB/s. The last line of stdout is one JSON
+document.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,16 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from gpu import BANDWIDTH, Bench, _cache, _pass_ms, median_ms  # noqa: E402  # pyright: ignore
 from gpu_wide import in_turns  # noqa: E402  # pyright: ignore
 
-from outrider.captured import Rounds  # noqa: E402
+from outrider.bench.provenance import results_head  # noqa: E402
+from outrider.core.request import RequestState  # noqa: E402
+from outrider.cuda_graphs import Rounds  # noqa: E402
 from outrider.models.decoder_weights import LayerWeights, Weights  # noqa: E402
 from outrider.models.features import Experts  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 from outrider.models.gpu.experts import experts_mlp  # noqa: E402
+from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
 from outrider.models.gpu.products import multiply  # noqa: E402
-from outrider.models.gpu.skinny import product, reference_product  # noqa: E402
+from outrider.models.gpu.small_batch_matmul import product, reference_product  # noqa: E402
 from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
 from outrider.models.packed import GROUP, Layer, Packed  # noqa: E402
 from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
@@ -154,48 +156,44 @@ def check(name: str, pack: Callable[[Tensor], Packed]) -> dict[str, Any]:
     return {"error": worst, "error_without_ring": lone, "same_bits": same}
 
 
-def measure(bench: Bench, modes: list[str], num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Tokens per second of every mode and method, in turns."""
+Runs = dict[tuple[str, str], list[RequestState]]
+"""Of every form and method, one for each repeat."""
+
+
+def measure(bench: Bench, modes: list[str], num_tokens: int, repeats: int) -> Iterator[Runs]:
+    """Every form and method in turns: what has run, after each repeat."""
     methods = {
         (mode, label): bench.method(name, mode=mode, **options) for mode in modes for label, (name, options) in METHODS.items()
     }
-    speeds: dict[tuple[str, str], list[float]] = {key: [] for key in methods}
-    texts: dict[tuple[str, str], list[list[int]]] = {key: [] for key in methods}
-    rounds: dict[tuple[str, str], list[float]] = {key: [] for key in methods}
     for (mode, _), method in methods.items():
         bench.run(method, bench.prompts[:1], 24, mode=mode)  # captures
+    runs: Runs = {key: [] for key in methods}
     for repeat in range(repeats):
         prompt = bench.prompts[repeat % len(bench.prompts)]
         for key, method in methods.items():
-            state = bench.run(method, [prompt], num_tokens, mode=key[0])[0]
-            speeds[key].append(state.stats.tokens_per_second)
-            texts[key].append(state.output_ids)
-            rounds[key].append(state.stats.num_tokens / state.stats.num_passes)
-    base = statistics.median(speeds[BF16, "plain"])
-    print(
-        f"\n{'':<32}{'tok/s':>8}{'lowest':>8}{'highest':>8}{'to bf16':>9}{'to plain':>9}{'tok/round':>10}  same text as plain"
-    )
-    found: dict[str, Any] = {}
-    for key, all_speeds in speeds.items():
-        speed, plain = statistics.median(all_speeds), statistics.median(speeds[key[0], "plain"])
-        same = sum(a == b for a, b in zip(texts[key], texts[key[0], "plain"], strict=True))
-        per_round = statistics.mean(rounds[key])
-        found["/".join(key)] = {
-            "tokens_per_second": speed, "lowest": min(all_speeds), "highest": max(all_speeds), "to_bf16_plain": speed / base,
-            "to_plain": speed / plain, "tokens_per_round": per_round, "same": f"{same}/{repeats}",
-        }  # fmt: skip
-        print(
-            f"{', '.join(key):<32}{speed:>8.1f}{min(all_speeds):>8.1f}{max(all_speeds):>8.1f}{speed / base:>8.2f}x"
-            f"{speed / plain:>8.2f}x{per_round:>10.2f}  {same}/{repeats}",
-            flush=True,
-        )
-    return found
+            runs[key].append(bench.run(method, [prompt], num_tokens, mode=key[0])[0])
+        yield runs
+
+
+def speeds(runs: Runs, mode: str) -> dict[str, Any]:
+    """Columns of a form's row: medians, their ratios, and how many texts are those of its plain decoding."""
+    medians = {key: statistics.median(state.stats.tokens_per_second for state in states) for key, states in runs.items()}
+    plain = medians[mode, "plain"]
+    found = {"plain_tokens_per_second": plain, "to_bf16": plain / medians[BF16, "plain"]}
+    texts = [state.output_ids for state in runs[mode, "plain"]]
+    same = 0
+    for label in (label for label in METHODS if label != "plain"):
+        found |= {label: medians[mode, label], f"{label}, to plain": medians[mode, label] / plain}
+        same += sum(state.output_ids == text for state, text in zip(runs[mode, label], texts, strict=True))
+    return found | {"same_text": f"{same} of {len(texts) * (len(METHODS) - 1)}"}
 
 
 def passes(target: FastDecoder) -> dict[str, float]:
     """Milliseconds of a pass by nodes at 1,024 tokens of context: up to 64 captured, more as prompts are read."""
     cache = _cache(target, 1024)
-    found = {str(count): _pass_ms(target, target.rows_of(cache), count) for count in NODES if count <= 64}
+    flat = flat_rows(cache, max(map(len, cache.pages))).to(target.device)
+    rows = rows_in(flat, cache.batch_size, target.pool.page_len)
+    found = {str(count): _pass_ms(target, rows, count) for count in NODES if count <= 64}
 
     def prompt(count: int) -> None:
         target.prefill([list(range(5, 5 + count))], target.new_cache(1))
@@ -258,10 +256,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--check", action="store_true", help="check the products and time experts only")
     arguments = parser.parse_args()
-    began = time.perf_counter()
-    results: dict[str, Any] = {"checks": {name: check(name, pack) for name, pack in FORMS.items()}}
+    rows, more = dict[str, dict[str, Any]](), dict[str, Any]()
+
+    def keep() -> None:
+        what = "quantised forms of an 8B model: a pass by nodes in milliseconds, and tokens per second at batch 1, greedy"
+        document = results_head(what, script="benchmarks/gpu_quantised.py") | {"rows": list(rows.values()), **more}
+        if arguments.json:
+            arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+
+    more["checks"] = {name: check(name, pack) for name, pack in FORMS.items()}
     with torch.inference_mode():
-        results["experts"] = expert_layers()
+        more["experts"] = expert_layers()
+    keep()
     if not arguments.check:
         bench = Bench(context=1024)
         bench.targets[BF16], bench.drafts[BF16] = bench.targets["fast"], bench.drafts["fast"]
@@ -270,22 +276,17 @@ def main() -> None:
             bench.targets[name] = FastDecoder(bench.config, rounded_weights(bench.weights, pack))
             bench.drafts[name] = FastDecoder(bench.draft_config, bench.draft_weights)
             bench.rounds[name] = Rounds(bench.targets[name])
-        modes = [BF16, *FORMS]
-        for mode in modes:
-            read = bench.targets[mode].weights.bytes_read
-            results[f"bytes/{mode}"], results[f"floor_tokens_per_second/{mode}"] = read, BANDWIDTH / read
-            results[f"pass_ms/{mode}"] = found = passes(bench.targets[mode])
-            print(
-                f"{mode:<14} reads {read / 1e9:.2f} GB, floor {BANDWIDTH / read:.0f} tok/s; ms of a pass by nodes: "
-                f"{ {n: round(ms, 3) for n, ms in found.items()} }",
-                flush=True,
-            )
-        results["speeds"] = measure(bench, modes, arguments.tokens, arguments.repeats)
-    results |= {"date": date.today().isoformat(), "device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    results["seconds"] = time.perf_counter() - began
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1))
-    print(json.dumps(results))
+        for mode in (BF16, *FORMS):
+            floor = bench.targets[mode].weights.bytes_read / BANDWIDTH * 1e3
+            rows[mode] = {"form": mode, "floor_ms": floor} | {f"{n} nodes": ms for n, ms in passes(bench.targets[mode]).items()}
+            print(json.dumps(rows[mode]), flush=True)
+            keep()
+        for runs in measure(bench, list(rows), arguments.tokens, arguments.repeats):
+            for mode in rows:
+                rows[mode] |= speeds(runs, mode)
+                print(json.dumps(rows[mode]), flush=True)
+            keep()
+    print(json.dumps({"rows": list(rows.values()), **more}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The models are the bundled pair in 8B shapes (recipes/inflate.py) in default num
 default options. Plain decoding runs before each row, over the same prompts; a figure is the median over rounds of a row's
 tokens per second over those of the plain run in front of it. *stories* are held-out stories of the models' own domain;
 *copying* asks for a story again or with another name. The first round is not counted: kernels compile and prices are learned.
-``captured`` says whether the rounds ran as graphs. The last line is one JSON document.
+Rounds are captured beforehand. ``captured`` says whether they ran as graphs. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def timed(bench: Bench, method: Method, prompts: list[list[int]], num_tokens: in
 def measure(bench: Bench, name: str, load: str, prompts: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
     """A row of the table on one load."""
     plain, method = bench.method("plain", mode=MODE), bench.method(name, mode=MODE, policy=METHODS[name].policy)
+    for _ in bench.rounds[MODE].prepare(method, comes_at_once=True):
+        pass
     ratios, speeds, last, reference = list[float](), list[float](), dict[str, Any](), dict[str, Any]()
     for turn in range(options.rounds + 1):
         reference, last = (timed(bench, one, prompts, options.tokens) for one in (plain, method))

@@ -28,6 +28,7 @@ from outrider.bench.provenance import results_head  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.models.attention.tree_tiles import Sights  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
+from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
 
 BANDWIDTH, RATE = 4.3e12, 790e12
 MODES = ("fast", "invariant")
@@ -71,7 +72,12 @@ def _pass(target: FastDecoder, num_rows: int, num_nodes: int, context: int) -> C
     cache, num_slots = target.new_cache(num_rows), context + max(64, num_nodes)
     cache.extend(num_slots)
     cache.lengths = [context] * num_rows
-    step = target.step((num_rows, num_nodes), target.rows_of(cache), Sights(None, None, 0, None), num_slots=target.num_slots)
+    step = target.step(
+        (num_rows, num_nodes),
+        rows_in(flat_rows(cache, max(map(len, cache.pages))).to(target.device), cache.batch_size, target.pool.page_len),
+        Sights(None, None, 0, None),
+        num_slots=target.num_slots,
+    )
     tokens = torch.arange(5, 5 + num_rows * num_nodes, device="cuda").view(num_rows, num_nodes)
     target.forward(tokens, step)
     torch.cuda.synchronize()

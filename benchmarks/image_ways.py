@@ -15,8 +15,16 @@ from outrider.models.load import read_config
 
 NUM_GUESSES = 5
 """Of a draft model or heads."""
-LIKELY = ("lantern++", (("num_neighbours", 50), ("lantern_lambda", 2.0)))
+Rule = tuple[str, tuple[tuple[str, Any], ...]]
+"""A rule and its options."""
+LIKELY: Rule = ("lantern++", (("num_neighbours", 50), ("lantern_lambda", 2.0)))
 """A relaxed rule for them."""
+GENEROUS: tuple[Rule, ...] = (
+    ("lantern", (("num_neighbours", 10), ("lantern_delta", 0.05))),
+    ("lantern", (("num_neighbours", 50), ("lantern_delta", 0.2))),
+    ("gsd", (("group_size", 14),)),
+)
+"""More of them, for the trees of heads, which LANTERN was made for."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ RELAXED = (
     Way("sjd", "lantern", (("num_neighbours", 100), ("lantern_delta", 0.4)), shuffled=True),
     Way("sjd", "lantern++", (("num_neighbours", 50), ("lantern_lambda", 2.0))),
     Way("sjd", "lantern++", (("num_neighbours", 50), ("lantern_lambda", 5.0))),
+    Way("sjd", "lantern++", (("num_neighbours", 50), ("lantern_lambda", 2.0)), shuffled=True),
+    Way("sjd", "lantern++", (("num_neighbours", 50), ("lantern_lambda", 5.0)), shuffled=True),
     Way("sjd", "gsd", (("group_size", 14),)),
     Way("sjd", "gsd", (("group_size", 50),)),
     Way("sjd", "gsd-partition", (("num_groups", 128),)),
@@ -82,5 +92,6 @@ def ways_of(model: ImageModel, heads: Sequence[Path], windows: Sequence[int]) ->
     drafts = [] if model.draft is None else [Way("draft-model"), Way("draft-model", "rejection")]
     drafts += [Way("draft-model", *LIKELY)] if model.draft is not None else []
     for folder in heads:
-        drafts += [Way(kind_of(folder), heads=folder), Way(kind_of(folder), *LIKELY, heads=folder)]
+        kind = kind_of(folder)
+        drafts += [Way(kind, *rule, heads=folder) for rule in ((None, ()), ("recursive", ()), LIKELY, *GENEROUS)]
     yield from ((way, NUM_GUESSES) for way in drafts)

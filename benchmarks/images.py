@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,10 +57,10 @@ class Classifier(nn.Module):
 def trained_classifier(images: Tensor, labels: Tensor, *, steps: int = 400) -> Classifier:
     """On real images."""
     torch.manual_seed(0)
-    model = Classifier(images.shape[3], images.shape[1], int(labels.max()) + 1)
+    model = Classifier(images.shape[3], images.shape[1], int(labels.max()) + 1).to(images.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for _ in range(steps):
-        rows = torch.randint(len(images), (128,))
+        rows = torch.randint(len(images), (128,)).to(images.device)
         loss = F.cross_entropy(model(images[rows]), labels[rows])
         optimizer.zero_grad()
         loss.backward()
@@ -115,11 +116,11 @@ class Judge:
         found = {**self._quality(pictures), **_loss(model, method)}
         return Row(label or way.label, window, method.lossless, **{name: round(value, 4) for name, value in found.items()})
 
-    def _quality(self, pictures: Sequence[Picture]) -> dict[str, float]:
-        pixels = torch.stack([one.pixels for one in pictures])
+    def _quality(self, pictures: Sequence[Picture[int]]) -> dict[str, float]:
+        pixels = torch.stack([one.pixels for one in pictures]).to(self.real.device)
         passes = torch.tensor([float(one.stats.num_passes) for one in pictures])
         tested = sum(one.stats.num_tested for one in pictures)
-        said = self.classifier(pixels).argmax(-1)
+        said = self.classifier(pixels).argmax(-1).cpu()
         return {
             "passes": float(passes.mean()),
             "error": float(passes.std() / len(passes) ** 0.5),
@@ -153,17 +154,21 @@ def _laws(model: ImageModel, scored: Target, *, count: int = 12) -> Tensor:
 
 
 def read_tokens(path: Path, model: ImageModel) -> tuple[Tensor, Tensor]:
-    """Pictures as the codebook has them, and their classes, of a file that ``recipes/images.py`` wrote."""
+    """Pictures as the codebook has them, and their classes, of a file of ``recipes/images.py``; on the model's device."""
     rows = torch.from_numpy(np.load(path)[:12_000].astype(np.int64))
-    return model.codebook.decode(rows[:, 1:]), rows[:, 0] - model.codebook.num_codes
+    pictures, labels = model.codebook.decode(rows[:, 1:]), rows[:, 0] - model.codebook.num_codes
+    return pictures.to(model.target.device), labels.to(model.target.device)
 
 
 def judge_of(model: ImageModel, tokens: Path, *, num_images: int, seed: int) -> Judge:
+    began = time.monotonic()
+    print("training the classifier that judges images ...", flush=True)
     classifier = trained_classifier(*read_tokens(tokens / "train.npy", model))
     images, labels = read_tokens(tokens / "test.npy", model)
     with torch.no_grad():
         real, said = classifier.features(images), classifier(images).argmax(-1)
-    print(f"the classifier names {(said == labels).float().mean():.3f} of the held-out images rightly", flush=True)
+    right = float((said == labels).float().mean())
+    print(f"the classifier names {right:.3f} of the held-out images rightly; {time.monotonic() - began:.0f} s", flush=True)
     return Judge(classifier, real, [i % model.num_classes for i in range(num_images)], seed)
 
 

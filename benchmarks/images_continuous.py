@@ -17,35 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from continuous_ways import RULES, WINDOW, ks, pair
 from torch import Tensor
 
 from outrider.bench.provenance import keep_results
-from outrider.images.continuous.decode import ContinuousSettings, Writer, write_plain
+from outrider.images.continuous.decode import ContinuousSettings, PathWriter, write_plain
 from outrider.images.continuous.model import DiffusionModel
-from outrider.images.continuous.paths import Schedule, denoised, fresh_noise
-from outrider.images.continuous.rules import JointPath, LastStep, PathRule, Published, Reflect
+from outrider.images.continuous.paths import denoised, fresh_noise
+from outrider.images.continuous.rules import PathRule
 
 PREFILL = (0.0, 0.05, 0.15)
-RULES: dict[str, PathRule] = {
-    "joint-path": JointPath(),
-    "reflect": Reflect(),
-    "last-step": LastStep(),
-    "last-step, own noise": LastStep(shared=False),
-    "published": Published(),
-}
 
 
-def ks(a: Tensor, b: Tensor) -> float:
+def mean_ks(a: Tensor, b: Tensor) -> float:
     """Mean over all numbers of an image of the KS distance of two sets of images [N, L, D]."""
-    columns = zip(a.flatten(1).T, b.flatten(1).T, strict=True)
-    found = [_ks(one.contiguous(), other.contiguous()) for one, other in columns]
+    found = ks(a.flatten(1), b.flatten(1))
     return sum(found) / len(found)
-
-
-def _ks(a: Tensor, b: Tensor) -> float:
-    places = torch.cat([a, b]).sort().values
-    shares = [torch.searchsorted(one.sort().values, places, right=True) / len(one) for one in (a, b)]
-    return float((shares[0] - shares[1]).abs().max())
 
 
 @torch.no_grad()
@@ -61,7 +48,7 @@ def acceptance(target: DiffusionModel, draft: DiffusionModel, rule: PathRule, im
     strangers = (denoised(p, fresh_noise(p, chance)).tokens - drafted.tokens).norm(dim=-1).mean()
     return {
         "kept": float(kept.mean()),
-        **{f"quarter_{number}": float(part.mean()) for number, part in enumerate(kept.chunk(4, 1), 1)},
+        "kept_by_quarter": [float(part.mean()) for part in kept.chunk(4, 1)],
         "paths": float(found.num_paths.float().mean()),
         "most_paths": int(found.num_paths.max()),
         "distance": float(apart),
@@ -71,27 +58,33 @@ def acceptance(target: DiffusionModel, draft: DiffusionModel, rule: PathRule, im
 
 def written(target: DiffusionModel, draft: DiffusionModel, rule: PathRule, run: Tensor, *, prefill: float) -> dict[str, float]:
     """Whole images: passes of the causal model, the share of judged tokens that were kept, and the distance to a target run."""
-    labels, settings = torch.arange(len(run)) % 10, ContinuousSettings(4, prefill)
-    found = Writer(target, draft, rule, settings).write(labels, torch.Generator().manual_seed(3))
-    kept = float(found.num_kept.sum() / found.num_judged.sum())
-    return {"passes": float(found.num_passes.float().mean()), "kept": kept, "ks": ks(found.tokens, run)}
+    labels, settings = torch.arange(len(run)) % 10, ContinuousSettings(WINDOW, prefill)
+    found = PathWriter(target, draft, rule, settings).write(labels, torch.Generator().manual_seed(3))
+    stats = [row.stats for row in found.rows]
+    kept = sum(one.num_accepted for one in stats) / sum(one.num_tested for one in stats)
+    passes = sum(one.num_passes for one in stats) / len(stats)
+    return {"passes": passes, "kept": kept, "ks": mean_ks(found.tokens, run)}
 
 
 def measured(folder: Path, num_steps: int, num_images: int) -> Iterator[dict[str, Any]]:
     """A row per rule; the distances of a second target run and of the draft stand in each."""
-    schedule = Schedule(num_steps)
-    target, draft = (DiffusionModel.load(folder / name, schedule) for name in ("target", "draft"))
+    target, draft = pair(folder, num_steps)
     labels = torch.arange(num_images) % 10
     runs = [write_plain(target, labels, torch.Generator().manual_seed(seed)) for seed in (7, 8)]
     drafts = write_plain(draft, labels, torch.Generator().manual_seed(9))
-    floor = {"ks_floor": ks(runs[0], runs[1]), "ks_draft": ks(drafts, runs[0])}
+    floor = {"ks_floor": mean_ks(runs[0], runs[1]), "ks_draft": mean_ks(drafts, runs[0])}
     for name, rule in RULES.items():
         row: dict[str, Any] = {"rule": name, "lossless": rule.lossless, "steps": num_steps}
         row |= acceptance(target, draft, rule, runs[0], labels)
-        for share in PREFILL:
-            found = written(target, draft, rule, runs[0], prefill=share)
-            row |= {f"{what}_prefill_{share:g}": value for what, value in found.items()}
-        yield {key: round(value, 4) if isinstance(value, float) else value for key, value in (row | floor).items()}
+        found = [written(target, draft, rule, runs[0], prefill=share) for share in PREFILL]
+        row |= {f"{what}_by_prefill": [one[what] for one in found] for what in found[0]}
+        yield {key: _rounded(value) for key, value in (row | floor).items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def main() -> None:
@@ -102,7 +95,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the rows to this file")
     arguments = parser.parse_args()
     rows, document = list[dict[str, Any]](), dict[str, Any]()
-    what = f"continuous tokens by rule, {arguments.images} images of digits, windows of 4"
+    shares = ", ".join(f"{share:g}" for share in PREFILL)
+    what = f"continuous tokens by rule, {arguments.images} images of digits, windows of {WINDOW}, prefill {shares}"
     for num_steps in map(int, arguments.steps.split(",")):
         for row in measured(arguments.model, num_steps, arguments.images):
             print(row, flush=True)

@@ -1,11 +1,12 @@
-"""Our suffix drafter inside vLLM on prompts that are edited: texts, steps and CPU seconds beside vLLM's n-gram and our engine.
+"""Our drafters inside vLLM on prompts that are edited: texts, steps and CPU seconds beside vLLM's n-gram and our engine.
 
-    VLLM_PYTHON benchmarks/in_vllm.py MODEL [--prompts 3] [-n 48] [-K 8] [--rounds 2] [--out FILE]
+    VLLM_PYTHON benchmarks/in_vllm.py MODEL [--ways ...] [--prompts 3] [-n 48] [-K 8] [--rounds 2] [--out FILE]
 
 VLLM_PYTHON is the Python of an environment with vLLM, in which outrider can be imported too (PYTHONPATH=src). MODEL is a folder
 of transformers. Each way runs in a process of its own: vLLM without guesses, with its n-gram, with our suffix proposer, and our
-own engine with the same drafter and length. All are greedy, in float32, on one thread, one prompt at a time. Seconds are CPU
-seconds; every prompt counts at its fastest. The last line is JSON. The exit code is 1 if a text of vLLM differs from plain.
+own engine with the same drafter and length. "recycling" and "outrider-recycling" are token recycling in both. All are greedy,
+in float32, on one thread, one prompt at a time. Seconds are CPU seconds; every prompt counts at its fastest. The last line is
+JSON. The exit code is 1 if a text of vLLM differs from plain.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+_PROPOSERS = {"suffix": "Suffix", "recycling": "TokenRecycling"}
+_OURS: dict[str, dict[str, Any]] = {
+    "outrider": {"method": "suffix"},
+    "outrider-recycling": {"method": "token-recycling", "num_successors": 1, "recycle_prompt": False},
+}
 _STEPS = "vllm:iteration_tokens_total"
 Continue = Callable[[list[int]], list[int]]
 
@@ -39,8 +45,9 @@ def speculation(way: str, length: int) -> dict[str, Any] | None:
     """What vLLM is told."""
     if way == "ngram":
         return {"method": "ngram", "num_speculative_tokens": length, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    if way == "suffix":
-        return {"method": "custom_class", "model": "outrider.vllm_plugin.Suffix", "num_speculative_tokens": length}
+    if way in _PROPOSERS:
+        model = f"outrider.vllm_plugin.{_PROPOSERS[way]}"
+        return {"method": "custom_class", "model": model, "num_speculative_tokens": length}
     return None
 
 
@@ -70,10 +77,13 @@ def inside_vllm(way: str, arguments: argparse.Namespace) -> tuple[Continue, Call
     return go_on, lambda: sum(metric.count for metric in llm.get_metrics() if metric.name == _STEPS)
 
 
-def in_ours(arguments: argparse.Namespace) -> tuple[Continue, Callable[[], int]]:
+def in_ours(way: str, arguments: argparse.Namespace) -> tuple[Continue, Callable[[], int]]:
     from outrider import LLM, SamplingParams
 
-    llm = LLM(arguments.model, method="suffix", dtype="float32", device="cpu", num_draft_tokens=arguments.length)
+    options = {**_OURS[way], "num_draft_tokens": arguments.length}
+    if "num_successors" in options:
+        options["num_tree_nodes"] = arguments.length
+    llm = LLM(arguments.model, dtype="float32", device="cpu", **options)
     params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens, ignore_eos=True)
     passes = 0
 
@@ -89,7 +99,7 @@ def in_ours(arguments: argparse.Namespace) -> tuple[Continue, Callable[[], int]]
 def one_way(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Texts, steps and CPU seconds, in this process."""
     prompts = prompts_of(arguments.model, arguments.prompts)
-    go_on, steps = in_ours(arguments) if way == "outrider" else inside_vllm(way, arguments)
+    go_on, steps = in_ours(way, arguments) if way in _OURS else inside_vllm(way, arguments)
     texts: list[list[int]] = []
     seconds = [float("inf")] * len(prompts)
     for turn in range(arguments.rounds):
@@ -133,9 +143,9 @@ def main() -> int:
         row["different"] = sum(mine != one for mine, one in zip(texts[row["way"]], plain, strict=True))
     from outrider.bench.provenance import keep_results
 
-    told = keep_results(arguments.out, "the suffix drafter inside vLLM, editing prompts", rows, script="benchmarks/in_vllm.py")
+    told = keep_results(arguments.out, "our drafters inside vLLM, editing prompts", rows, script="benchmarks/in_vllm.py")
     print(json.dumps(told))
-    return 1 if any(row["different"] for row in rows if row["way"] != "outrider") else 0
+    return 1 if any(row["different"] for row in rows if row["way"] not in _OURS) else 0
 
 
 if __name__ == "__main__":

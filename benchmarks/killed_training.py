@@ -31,7 +31,7 @@ from outrider import LLM, SamplingParams
 from outrider.bench.provenance import results_head
 from outrider.bundled import bundled_path
 from outrider.models.heads import new_head
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.heads.folder import new_config
 from outrider.models.load import load_model
 from outrider.train.data import Corpus, Document, digest_of

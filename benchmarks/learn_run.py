@@ -4,17 +4,22 @@
 
 The bundled model, whose draft knows stories, serves stories for a moment, and then a new application (``shifts.py``).
 No prompt comes twice, and other prompts measure; with ``--prompts 20 --seen`` twenty are asked again and again, and measure.
+A memory (``ngram-cache``, ``suffix``) learns by being used. It writes 200 times first, about half of the stories. Prompts that
+measure it come once only, and servers that do not learn forget everything before each block.
 
 Three servers get the same requests under the default policy, in blocks with a pause after each: one learns, and two do not.
 Each is a process of its own. They take turns block by block, in an order that changes, so that a busy moment of the machine
 meets all of them. The second of those that do not learn says how far two equal servers differ.
 
     lost      = tokens per pass on stories - tokens per pass on the new text, with the draft that was there at the beginning
-    recovered = (tokens per pass on the new text afterwards - before) / lost              held-out seeds, chains of four
+    recovered = (tokens per pass on the new text afterwards - before) / lost              held-out seeds, chains of four; none
+                where nothing was lost
     goodput   = tokens per CPU second of the whole process while requests were served, learning's share included
 
 Goodput is that of the server that learns over that of the first one. ``so_far`` has it after each block, for all blocks up to
-then. ``same`` is that of the second server without learning. Texts of all servers must be equal. The last line is JSON.
+then. ``same`` is that of the second server without learning. ``beside`` is the share of serving time in which learning was at
+work too, in all and by block: its budget (``train/pace.py``). Texts of all servers must be equal. What each block gave is told
+on the error stream at once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +41,16 @@ from shifts import HOME, TEXTS, shifted  # pyright: ignore[reportMissingImports]
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import keep_results
 from outrider.cli.serve_learning import taught
+from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.server.app import create_app
 from outrider.server.service import Service
 from outrider.server.settings import ServerSettings
 from outrider.train.online import OnlineLearner, OnlineSettings
 
 _HELD_OUT = 1_000_000
+_HOME_STORIES = 200
+_NAME = 16
+"""Tokens at the beginning of a story that tell it from others."""
 _SCRIPT = "benchmarks/learn_run.py"
 
 
@@ -58,15 +67,18 @@ class Arm:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.llm = LLM(method=arguments.method, max_batch_size=16)
+        self.memories = self.llm.method.drafter.memories
         self.stories = shifted(HOME, self.llm, arguments.held, arguments.seed)
         self.prompts = self.measured = shifted(arguments.text, self.llm, arguments.prompts, arguments.seed)
         if not arguments.seen:
-            self.measured = shifted(arguments.text, self.llm, arguments.held, arguments.seed + _HELD_OUT)
+            count = arguments.held * (2 if self.memories else 1)
+            self.measured = shifted(arguments.text, self.llm, count, arguments.seed + _HELD_OUT)
         settings = online_settings(arguments.set, background=True, busy_share=arguments.learn_share)
         found = taught(self.llm, settings) if arguments.arm == "on" else None
         lessons = {} if found is None else {"learner": found.learner, "install": found.install}
         self.learner = found.learner if found and isinstance(found.learner, OnlineLearner) else None
         self.service = Service(self.llm, ServerSettings(), **lessons)
+        self.service.prepare(is_warm=False)
 
     def tokens_per_pass(self, prompts: list[Any]) -> float:
         """Of chains of four, in requests that are never served."""
@@ -75,12 +87,26 @@ class Arm:
             SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=_HELD_OUT + i, ignore_eos=True)
             for i in range(len(prompts))
         ]
-        method = self.llm.compose(self.llm.method_name, num_draft_tokens=4)
+        if self.memories:  # the served drafter: what it learned is in it
+            method = replace(self.llm.method, policy=Fixed(FixedOptions(4)))
+        else:
+            method = self.llm.compose(self.llm.method_name, num_draft_tokens=4)
         outputs = self.llm.generate(prompts, every, method=method)
         return sum(len(one.token_ids) for one in outputs) / sum(one.stats.num_passes for one in outputs)
 
-    def on_new_text(self) -> float:
-        return self.tokens_per_pass([self.measured[i % len(self.measured)] for i in range(self.arguments.held)])
+    def at_home(self) -> float:
+        """Stories of which a memory has seen none, after others."""
+        if not self.memories:
+            return self.tokens_per_pass(self.stories)
+        found = shifted(HOME, self.llm, 2 * _HOME_STORIES, self.arguments.seed + _HELD_OUT)
+        names = dict.fromkeys(tuple(one[:_NAME]) for one in found)
+        measured = set(list(names)[::2])
+        self.tokens_per_pass([one for one in found if tuple(one[:_NAME]) not in measured][:_HOME_STORIES])
+        once = {name: one for one in found if (name := tuple(one[:_NAME])) in measured}
+        return self.tokens_per_pass(list(once.values()))
+
+    def on_new_text(self, begin: int = 0) -> float:
+        return self.tokens_per_pass([self.measured[i % len(self.measured)] for i in range(begin, begin + self.arguments.held)])
 
     async def ask(self, client: httpx.AsyncClient, number: int, prompts: list[Any]) -> tuple[str, int]:
         given = self.arguments
@@ -91,7 +117,9 @@ class Arm:
 
     async def block(self, client: httpx.AsyncClient, numbers: range, prompts: list[Any]) -> dict[str, Any]:
         """Requests one after the other from each of a few clients; their time counts."""
-        cpu, left = time.process_time(), list(numbers)
+        for memory in self.memories if self.arguments.arm != "on" else ():
+            memory.clear()
+        cpu, (served, beside), left = time.process_time(), self.learned_beside(), list(numbers)
         answers: dict[int, tuple[str, int]] = {}
 
         async def one() -> None:
@@ -101,7 +129,13 @@ class Arm:
 
         await asyncio.gather(*(one() for _ in range(self.arguments.clients)))
         spent, texts = time.process_time() - cpu, [answers[number][0] for number in numbers]
-        return {"cpu_s": spent, "texts": texts, "tokens": sum(num_tokens for _, num_tokens in answers.values())}
+        told = {"cpu_s": spent, "texts": texts, "tokens": sum(num_tokens for _, num_tokens in answers.values())}
+        served_s, beside_s = (now - before for now, before in zip(self.learned_beside(), (served, beside), strict=True))
+        return {**told, "beside": beside_s / served_s if served_s else 0.0}
+
+    def learned_beside(self) -> tuple[float, float]:
+        """Seconds of serving so far, and of learning beside it."""
+        return (0.0, 0.0) if self.learner is None else (self.learner.pace.served, self.learner.pace.beside)
 
     async def pause(self) -> None:
         """Nobody asks for a while, or until nothing more is learned: one update follows another as long as they help."""
@@ -126,13 +160,14 @@ class Arm:
         self.service.close()
 
     def run(self) -> None:
-        told = {"home": self.tokens_per_pass(self.stories), "before": self.on_new_text()}
+        told = {"home": self.at_home(), "before": self.on_new_text()}
         asyncio.run(self.serve())
-        told["after"] = self.on_new_text()
+        told["after"] = self.on_new_text(self.arguments.held)
         if self.learner is not None:
             judged = self.learner.judgements
             told |= {"updates": len(judged), "swaps": sum(one.swapped for one in judged)}
-            told |= {"learning_s": self.learner.learning_seconds}
+            pace = self.learner.pace
+            told |= {"learning_s": pace.seconds, "beside": pace.beside / pace.served}
         say(told)
 
 
@@ -151,7 +186,7 @@ class Seen:
     def texts(self) -> list[str]:
         return [text for block in self.blocks for text in block["texts"]]
 
-    def goodput(self, begin: int, end: int) -> float:
+    def goodput(self, begin: int, end: int | None) -> float:
         """Tokens per CPU second of some blocks."""
         blocks = self.blocks[begin:end]
         return sum(block["tokens"] for block in blocks) / sum(block["cpu_s"] for block in blocks)
@@ -185,11 +220,13 @@ class Process(Seen):
 def compared(off: Seen, again: Seen, on: Seen) -> dict[str, Any]:
     """What learning brought back and cost."""
     count, told = len(on.blocks), dict(on.told)
-    told["recovered"] = (told["after"] - told["before"]) / (told["home"] - told["before"])
+    lost = told["home"] - told["before"]
+    told["recovered"] = (told["after"] - told["before"]) / lost if lost > 0 else None
     told["equal_texts"] = off.texts == on.texts == again.texts
     for name, other in ("goodput", on), ("same", again):
         told[name] = other.goodput(0, count) / off.goodput(0, count)
         told[f"{name}_by_block"] = [other.goodput(i, i + 1) / off.goodput(i, i + 1) for i in range(count)]
+    told["beside_by_block"] = [block["beside"] for block in on.blocks]
     return {**told, "so_far": [on.goodput(0, i) / off.goodput(0, i) for i in range(1, count + 1)]}
 
 
@@ -202,6 +239,9 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     for begin in range(0, arguments.requests, arguments.block):
         for process in order:
             process.block(begin, min(begin + arguments.block, arguments.requests))
+        ratio = processes["on"].goodput(-1, None) / processes["off"].goodput(-1, None)
+        beside = processes["on"].blocks[-1]["beside"]
+        print(f"from {begin}: goodput {ratio:.3f} of not learning, learning beside {beside:.3f}", file=sys.stderr, flush=True)
         order = [*order[1:], order[0]]
     for process in processes.values():
         process.end()

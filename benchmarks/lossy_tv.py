@@ -26,7 +26,7 @@ from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.lossy import LossyRule, judged_law
 from outrider.acceptance.threshold import ThresholdRule, ThresholdRuleOptions
 from outrider.acceptance.top_k_rule import TopK, TopKOptions
-from outrider.acceptance.typical import Typical, TypicalOptions
+from outrider.acceptance.typical import TypicalAcceptance, TypicalOptions
 from outrider.core.draft import Draws
 from outrider.core.interfaces import AcceptanceRule, Target
 from outrider.core.method import Method
@@ -51,8 +51,8 @@ PROMPTS = [
 def rules(embeddings: Tensor | None) -> dict[str, LossyRule]:
     """Each rule at its default, and milder and bolder."""
     table: dict[str, LossyRule] = {
-        "typical epsilon=0.09 delta=0.3": Typical(),
-        "typical epsilon=0.3 delta=0.9": Typical(TypicalOptions(epsilon=0.3, delta=0.9)),
+        "typical epsilon=0.09 delta=0.3": TypicalAcceptance(),
+        "typical epsilon=0.3 delta=0.9": TypicalAcceptance(TypicalOptions(epsilon=0.3, delta=0.9)),
         **{f"lenient lenience={x}": Lenient(LenientOptions(lenience=x)) for x in (0.9, 0.5, 0.2)},
         **{f"top-k accept_top_k={k}": TopK(TopKOptions(accept_top_k=k)) for k in (1, 2, 4)},
         **{f"threshold single={x}": ThresholdRule(ThresholdRuleOptions(threshold_single=x)) for x in (0.9, 0.5, 0.2)},

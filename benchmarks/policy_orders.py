@@ -6,8 +6,9 @@
 
 One process is one order: the policy keeps what it has learnt from one number of seats to the next, and nothing from before.
 All seats are always taken. At each number of seats the policy plays ``--first`` rounds and ``--later`` ones after them. Then
-every fixed setting answers the same requests until it has emitted what the policy had after its first rounds. Figures are
-tokens per second, without a GPU per second of processor time, since other work on the machine must not count. Captures and
+every fixed setting answers the same requests until it has emitted what the policy had after its first rounds. The best of
+them plays on until it has emitted what the policy had after the later ones, so each span is compared on the same texts. Figures
+are tokens per second, without a GPU per second of processor time, since other work on the machine must not count. Captures and
 compilations come before. The models are those of ``serving_goodput.py``: the bundled pair in 8B shapes on a GPU, and itself
 elsewhere. Texts repeat after ``max(seats, 4)`` requests of 192 tokens.
 """
@@ -19,8 +20,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterator, Sequence
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +32,14 @@ from serving_goodput import models
 from outrider import SamplingParams
 from outrider.bench.provenance import results_head
 from outrider.bundled import bundled_path
-from outrider.captured import Rounds
 from outrider.core.method import Method
 from outrider.core.request import Request, RequestState
+from outrider.cuda_graphs import Rounds
 from outrider.engine.job import Job, Slots
 from outrider.engine.scheduler import Scheduler
 from outrider.methods import compose
-from outrider.rehearsal.rehearsal import expect_prices
+from outrider.policies.adaptive import Adaptive
+from outrider.rehearsal.rehearsal import KnownPrices, expect_prices
 
 NUM_TOKENS = 192
 
@@ -66,7 +68,7 @@ class Bench:
             self.methods[str(size)] = self._method("fixed", size)
         self.methods["auto"] = self._method("adaptive", max(arguments.fixed))
         label = {"benchmark": "policy_orders", "method": self.name, "useless": arguments.useless, "most": max(arguments.fixed)}
-        expect_prices(self.methods["auto"], self.target, label, self.rounds.graphs_of)
+        expect_prices(self.methods["auto"], self.target, label, self.rounds.graphs_of, KnownPrices())
 
     def _method(self, policy: str, size: int) -> Method:
         nodes = {"num_draft_tokens": 8, "num_tree_nodes": size} if self.name == "best-first" else {"num_draft_tokens": size}
@@ -74,7 +76,7 @@ class Bench:
 
     def prepare(self, seats: int) -> None:
         for method in self.methods.values():
-            for _ in self.rounds.prepare(method, batch_size=seats):
+            for _ in self.rounds.prepare(method, [seats]):
                 pass
 
     def play(self, mode: str, seats: int) -> Iterator[Round]:
@@ -99,28 +101,55 @@ class Bench:
 
 
 def measure(bench: Bench, seats: int, first: int, later: int) -> dict[str, Any]:
-    """Tokens per second of all settings at one number of seats."""
+    """Tokens per second of all settings at one number of seats. The best setting plays on over what the policy did later."""
     bench.prepare(seats)
     auto = [one for one, _ in zip(bench.play("auto", seats), range(1 + first + later), strict=False)]
     early, end = auto[first], auto[-1]
-    speeds = {mode: speed_until(bench.play(mode, seats), early.tokens) for mode in bench.methods if mode != "auto"}
+    spans = [(0, early.tokens), (early.tokens, end.tokens)]
+    speeds = {mode: speed_over(bench.play(mode, seats), spans[:1])[0] for mode in bench.methods if mode != "auto"}
     best = max(speeds, key=speeds.__getitem__)
     at_first = early.tokens / early.seconds
     row: dict[str, Any] = {"seats": seats, "first": round(at_first, 1)}
     row |= {mode: round(speed, 1) for mode, speed in speeds.items()}
     row |= {"best": best, "first_to_best": round(at_first / speeds[best], 4)}
-    row["guesses"] = [round(sum(one.guesses for one in auto[at : at + 50]) / 50, 2) for at in range(1, len(auto) - 49, 50)]
-    row["plans"] = Counter(one.plan for one in auto[1:])
     if later:
         speed = (end.tokens - early.tokens) / (end.seconds - early.seconds)
-        row |= {"later": round(speed, 1), "later_to_best": round(speed / speeds[best], 4)}
-    return row
+        best_later = speed_over(bench.play(best, seats), spans)[1]
+        row |= {"later": round(speed, 1), "best_later": round(best_later, 1), "later_to_best": round(speed / best_later, 4)}
+    return row | told(auto) | {"believed": believed(bench.methods["auto"], seats)}
 
 
-def speed_until(rounds: Iterator[Round], num_tokens: int) -> float:
-    """Tokens per second until so many were emitted."""
-    done = next(one for one in rounds if one.tokens >= num_tokens)
-    return done.tokens / done.seconds
+def told(auto: list[Round]) -> dict[str, Any]:
+    """What the policy did, and the rounds that took longest: number, milliseconds, plan."""
+    spans = [(now.seconds - before.seconds, number, now.plan) for number, (before, now) in enumerate(pairwise(auto), 1)]
+    slowest = [[number, round(1e3 * seconds, 1), plan] for seconds, number, plan in sorted(spans, reverse=True)[:5]]
+    guesses = [round(sum(one.guesses for one in auto[at : at + 50]) / 50, 2) for at in range(1, len(auto) - 49, 50)]
+    usual = round(1e3 * sorted(spans)[len(spans) // 2][0], 2)
+    return {"guesses": guesses, "plans": Counter(one.plan for one in auto[1:]), "median_ms": usual, "slowest": slowest}
+
+
+def believed(method: Method, seats: int) -> dict[str, Any]:
+    """What the policy knows in the end: milliseconds by length, how often each was timed, and acceptance by position."""
+    policy = method.policy
+    assert isinstance(policy, Adaptive)
+    policy.learn()
+    costs, lengths = policy.costs.of(seats), range(policy.options.num_draft_tokens + 1)
+    parts = zip(costs.draft.table(lengths), costs.rest.table(lengths), strict=True)
+    return {
+        "ms": [round(1e3 * costs.pace * (draft + rest), 2) for draft, rest in parts],
+        "timed": {place: cell.count for place, cell in sorted(costs.rest.cells.items())},
+        "rates": {spread: [round(rate, 3) for rate in seen.means] for spread, seen in policy.usual.seen.items()},
+        "pace": round(costs.pace, 3),
+    }
+
+
+def speed_over(rounds: Iterator[Round], spans: Sequence[tuple[int, int]]) -> list[float]:
+    """Tokens per second between these numbers of tokens, which follow each other."""
+    done, found = Round(0, 0.0, 0.0, ""), list[float]()
+    for _, end in spans:
+        before, done = done, next(one for one in rounds if one.tokens >= end)
+        found.append((done.tokens - before.tokens) / (done.seconds - before.seconds))
+    return found
 
 
 def in_order(seats: list[int], order: str) -> list[int]:

@@ -1,6 +1,6 @@
 """A target divided among two processes writes the text of one: prompts, methods, batch sizes, greedy and seeded.
 
-    python benchmarks/ranks.py [--ranks 2] [--prompts 200] [-n 12] [--device cpu] [--out FILE]
+    python benchmarks/ranks.py [--ranks 2] [--prompts 200] [--skip 0] [-n 12] [--device cpu] [--out FILE]
 
 The bundled target, draft and EAGLE-3 heads in float32. Texts are those of one process with plain decoding, which are the same
 for every batch size on a CPU. A row says how many texts differ. Then a follower gets SIGKILL, and the next call must end with
@@ -35,13 +35,14 @@ _METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def prompts_of(count: int) -> list[str]:
-    """Openings of stories that the models have not seen."""
+def prompts_of(count: int, skipped: int = 0) -> list[str]:
+    """Pieces of stories that the models have not seen, without the first ones."""
     lines = Path(__file__).with_name("held_out_stories.jsonl").read_text(encoding="utf-8").splitlines()
     stories = [json.loads(line) for line in lines]
     texts = [story if isinstance(story, str) else story["text"] for story in stories]
-    cut = [" ".join(text.split()[begin : begin + 8]) for begin in range(0, 80, 8) for text in texts]
-    return [text for text in dict.fromkeys(cut) if text][:count]
+    begins = (*range(0, 80, 8), *range(4, 80, 8))
+    cut = [" ".join(text.split()[begin : begin + 8]) for begin in begins for text in texts]
+    return [text for text in dict.fromkeys(cut) if text][skipped : skipped + count]
 
 
 def sampling_of(kind: str, count: int, max_tokens: int) -> list[SamplingParams]:
@@ -50,7 +51,7 @@ def sampling_of(kind: str, count: int, max_tokens: int) -> list[SamplingParams]:
 
 
 def compared(one: LLM, many: LLM, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    prompts, rows = prompts_of(arguments.prompts), list[dict[str, Any]]()
+    prompts, rows = prompts_of(arguments.prompts, arguments.skip), list[dict[str, Any]]()
     for kind in ("greedy", "seeded"):
         sampling = sampling_of(kind, len(prompts), arguments.max_tokens)
         expected = [out.token_ids for out in one.generate(prompts, sampling, method="plain")]
@@ -82,6 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many prompts, which another run had")
     parser.add_argument("--max-tokens", "-n", type=int, default=12)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="write the JSON here too")

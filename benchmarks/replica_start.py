@@ -36,7 +36,7 @@ def main() -> int:
     for name in _IMPORTS:
         timed(f"import {name}", lambda name=name: importlib.import_module(name))
     from outrider import LLM, SamplingParams
-    from outrider.bench.provenance import results_head
+    from outrider.bench.provenance import keep_results
     from outrider.server.fleet.replica import Replica
     from outrider.server.service import Service
     from outrider.server.settings import ServerSettings
@@ -46,10 +46,8 @@ def main() -> int:
     replica = timed("start the engine", lambda: Replica("r0", opened))
     timed("four tokens", lambda: llm.generate(["Once upon a time"], SamplingParams(max_tokens=4)))
     replica.close()
-    told = results_head("CPU seconds of a new replica, by step", script="benchmarks/replica_start.py") | {"rows": rows}
-    if arguments.out:
-        arguments.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(told))
+    what = "CPU seconds of a new replica, by step"
+    print(json.dumps(keep_results(arguments.out, what, rows, script="benchmarks/replica_start.py")))
     return 0
 
 

@@ -29,12 +29,12 @@ import torch
 
 from outrider.bench.provenance import results_head
 from outrider.bundled import bundled_path
-from outrider.captured import Rounds
 from outrider.codecs.load import load_codec
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
+from outrider.cuda_graphs import Rounds
 from outrider.drafters.heads.dflash import Dflash
 from outrider.drafters.heads.dspark import Dspark
 from outrider.drafters.heads.eagle import Eagle
@@ -105,7 +105,7 @@ def seating_seconds() -> Iterator[list[float]]:
     if not torch.cuda.is_available():
         yield taken
         return
-    from outrider.engine.graphs import RoundGraphs  # needs triton
+    from outrider.engine.captured_rounds import RoundGraphs  # needs triton
 
     seat = RoundGraphs.seat
 
@@ -133,7 +133,7 @@ def measure(bench: Bench, seats: int, *, num_tokens: int, rounds: int) -> list[d
     plain, rows = list[list[int]](), dict[str, dict[str, Any]]()
     seating = dict.fromkeys(bench.methods, math.inf)
     for method in bench.methods.values():
-        bench.rounds.capture(method, [seats])
+        list(bench.rounds.prepare(method, [seats], comes_at_once=True))
     for turn in range(rounds + 1):
         for name in bench.methods:
             began = time.perf_counter()

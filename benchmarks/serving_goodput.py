@@ -35,18 +35,18 @@ from inflate import LLAMA_8B, ONE_LAYER_DRAFT, inflated_weights  # noqa: E402  #
 
 from outrider import SamplingParams  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
-from outrider.captured import Rounds  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.interfaces import Target  # noqa: E402
 from outrider.core.method import Method  # noqa: E402
-from outrider.core.report import Progress  # noqa: E402
+from outrider.core.report import Progress, RoundReport  # noqa: E402
 from outrider.core.request import Request, RequestState  # noqa: E402
+from outrider.cuda_graphs import Rounds  # noqa: E402
 from outrider.engine.job import Job, Slots  # noqa: E402
 from outrider.engine.scheduler import Scheduler  # noqa: E402
 from outrider.methods import compose  # noqa: E402
 from outrider.models.gpu import gpu_decoder  # noqa: E402
 from outrider.models.load import load_model  # noqa: E402
-from outrider.rehearsal.rehearsal import expect_prices  # noqa: E402
+from outrider.rehearsal.rehearsal import KnownPrices, expect_prices  # noqa: E402
 
 STORIES = (
     "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball. One day, the fox",
@@ -58,6 +58,33 @@ TURNS = 3
 """Requests per place."""
 
 
+class Account:
+    """Where the time of rounds goes: rounds that read prompts take longer, and places that are empty emit nothing."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._last: RoundReport | None = None
+        self._seconds: dict[bool, list[float]] = {False: [], True: []}
+        self._num_rows = 0
+
+    def add(self, report: RoundReport) -> None:
+        if report is not self._last:
+            self._last = report
+            self._seconds[report.seen.prompts.num_tokens > 0].append(report.seconds)
+            self._num_rows += len(report.ids)
+
+    def to_json(self) -> dict[str, Any]:
+        plain, reading = self._seconds[False], self._seconds[True]
+        return {
+            "rounds": len(plain) + len(reading),
+            "reading_share": round(len(reading) / max(1, len(plain) + len(reading)), 3),
+            "plain_ms": round(1e3 * statistics.median(plain), 3) if plain else None,
+            "reading_ms": round(1e3 * statistics.median(reading), 3) if reading else None,
+            "rounds_seconds": round(sum(plain) + sum(reading), 3),
+            "places_taken": round(self._num_rows / max(1, len(plain) + len(reading)) / self._batch, 3),
+        }
+
+
 class Bench:
     """Models, methods, requests."""
 
@@ -66,7 +93,7 @@ class Bench:
         self.rounds = Rounds(self.target)
         codec = load_codec(bundled_path("target"))
         self.prompts = [of_length(codec.encode(story), arguments.prompt_tokens) for story in STORIES]
-        self.gaps = list[float]()
+        self.gaps, self.account = list[float](), Account(1)
         self.temperature, self.began, self.limit = arguments.temperature, time.perf_counter(), arguments.limit
         self.layout_seconds = self.layout_share = 0.0
         most = {"num_draft_tokens": arguments.most}
@@ -79,7 +106,7 @@ class Bench:
             "auto": compose("draft-model", self.target, draft=self.draft, policy="adaptive", options=most),
         }
         label = {"benchmark": "serving_goodput", "numerics": arguments.numerics, **most}
-        expect_prices(self.methods["auto"], self.target, label, self.rounds.graphs_of)
+        expect_prices(self.methods["auto"], self.target, label, self.rounds.graphs_of, KnownPrices())
 
     @property
     def is_over(self) -> bool:
@@ -118,10 +145,12 @@ class Bench:
         """Tokens per second from the first token until a place stays empty."""
         requests = self.requests(TURNS * max(places(loop, batch), 2))
         num_left, tokens, began, self.layout_seconds = len(requests), 0, 0.0, 0.0
+        self.account = Account(places(loop, batch))
         last = dict[int, float]()
         self.gaps.clear()
         for step in self.steps(loop, mode, requests, batch):
             began = began or time.perf_counter()
+            self.account.add(step.report)
             tokens += len(step.new_tokens)
             if step.new_tokens:
                 now, name = time.perf_counter(), id(step.state)
@@ -175,15 +204,16 @@ def models(numerics: str, draft: str) -> tuple[Target, Target]:
 def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]:
     speeds: dict[str, list[float]] = {mode: [] for mode in bench.methods}
     layout, gaps = dict.fromkeys(bench.methods, 0.0), dict.fromkeys(bench.methods, 0.0)
+    accounts: dict[str, dict[str, Any]] = {}
     for mode, method in bench.methods.items():  # what is compiled or captured once is no part of it
         if loop == "captured":
-            list(bench.rounds.prepare(method, batch_size=batch))
+            list(bench.rounds.prepare(method, [batch]))
         bench.goodput(loop, mode, batch)
     for repeat in range(repeats):
         modes = list(bench.methods)
         for mode in modes if repeat % 2 else modes[::-1]:
             speeds[mode].append(bench.goodput(loop, mode, batch))
-            layout[mode] = bench.layout_share
+            layout[mode], accounts[mode] = bench.layout_share, bench.account.to_json()
             gaps[mode] = sorted(bench.gaps)[len(bench.gaps) * 99 // 100] / statistics.median(bench.gaps)
     static = [bench.static(batch) for _ in range(3 if loop == "captured" else 0)][1:]
     others = [mode for mode in bench.methods if mode != "off"]
@@ -198,7 +228,9 @@ def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]
           + ", ".join(f"{speed:.0f}" for speed in static))  # fmt: skip
     if loop in ("eqspec", "exspec"):
         print("          share of the time spent laying rows out:", {mode: round(part, 3) for mode, part in layout.items()})
-    return {"loop": loop, "batch": batch, "tokens_per_second": speeds, "layout_share": layout, "gaps": gaps, "static": static}
+    print("          rounds without speculation:", accounts["off"], flush=True)
+    found = {"loop": loop, "batch": batch, "tokens_per_second": speeds, "layout_share": layout, "gaps": gaps, "static": static}
+    return found | {"accounts": accounts}
 
 
 def main() -> None:

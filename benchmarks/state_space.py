@@ -1,6 +1,6 @@
 """Recurrent targets: what a tree costs against one token, what replay saves in memory, and that texts stay the same.
 
-    python benchmarks/state_space.py [--families mamba2 bamba qwen3_next] [--device cuda --dtype bfloat16]
+    python benchmarks/state_space.py [--families mamba2 bamba falcon_h1] [--device cuda --dtype bfloat16]
     python benchmarks/state_space.py --identity 200 --tokens 24          greedy texts with and without guesses
     python benchmarks/state_space.py --memory 16                         bytes of trees, at the sizes of published models
 
@@ -179,6 +179,10 @@ def main() -> None:
         models = {name: random_recurrent(raw, dtype=used, device=args.device, fast=fast) for name, fast in scans.items()}
         rows += show(family, costs(models, args.widths, args.rounds))
     what = f"passes of recurrent targets on {args.device}, {args.dtype}, {torch.get_num_threads()} threads"
+    if args.identity:
+        what = (
+            f"greedy texts that equal plain decoding's, of {args.identity} prompts in batches of 8, float32, tiny random models"
+        )
     print(json.dumps(keep_results(args.out, what, rows, script="benchmarks/state_space.py")))
 
 
