@@ -17,7 +17,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from outrider import LLM, SamplingParams
 from outrider.models.heads import new_head
 from outrider.models.heads.folder import new_config
-from outrider.vision.ends import read_vision_target
+from outrider.vision.embedding_and_output import read_vision_target
 
 PLACEHOLDER = 99
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

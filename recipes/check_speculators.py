@@ -23,7 +23,7 @@ from outrider.core.params import SamplingParams
 from outrider.models.heads import load_head
 from outrider.models.heads.export import export_head
 from outrider.train.data import Document
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 
 DEPTHS = 5
 PROMPT = "Once upon a time, there was a little fox who"
@@ -37,7 +37,7 @@ def write_case(folder: Path) -> None:
     head = load_head(bundled_path("heads/eagle3"), llm.target)
     export_head(head, folder / "exported", form="speculators", target_name=bundled_path("target"))
     document = Document((*prompt, *text))
-    rows = Rows(compute(llm.target, [document], head.config.taps), [document], row_len=8, last=llm.target.num_layers)
+    rows = DocumentRows(compute(llm.target, [document], head.config.taps), [document], row_len=8, last=llm.target.num_layers)
     batch = rows.packed(head.config.taps)
     with torch.no_grad():
         logits = [head.readout(depth, states) for depth, states in enumerate(head.depths(batch, DEPTHS))]

@@ -37,6 +37,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     "medusa": {"method": "medusa"},
     "draft-model": {"method": "draft_model"},
     "dflash": {"method": "dflash"},
+    "dspark": {"method": "dspark"},
     "p-eagle": {"method": "eagle3", "parallel_drafting": True},
 }
 """How vLLM is asked for our methods."""

@@ -21,7 +21,7 @@ from outrider.bundled import bundled_path
 from outrider.models.heads import load_head
 from outrider.models.load import load_model
 from outrider.train.data import Corpus, read_documents
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.objective import acceptance_chance
 
 
@@ -48,7 +48,7 @@ def facts_of(folder: Path, text: Path, held_out: int) -> dict[int, tuple[Tensor,
     found: dict[int, list[tuple[Tensor, ...]]] = {}
     for begin in range(0, len(documents), 8):
         part = documents[begin : begin + 8]
-        rows = Rows(compute(target, part, head.config.taps), part, row_len=512, last=target.num_layers)
+        rows = DocumentRows(compute(target, part, head.config.taps), part, row_len=512, last=target.num_layers)
         batch = rows.packed(head.config.taps)
         with torch.no_grad():
             for depth, state in enumerate(head.depths(batch, head.config.num_depths or 4)):

@@ -27,15 +27,15 @@ from outrider import LLM, SamplingParams
 from outrider.bench.provenance import results_head
 from outrider.core.request import Origin
 from outrider.models.heads import new_head
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import load_head, new_config, signature_of
 from outrider.models.heads.specvlm import SpecvlmHead
 from outrider.train.data import Corpus, Document
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.loop import Settings, train
 from outrider.train.objective import HeadObjective, HeadSettings
 from outrider.train.run import Run
-from outrider.vision.ends import read_vision_target
+from outrider.vision.embedding_and_output import read_vision_target
 from outrider.vision.prompts import Vision
 
 NUM_BINS = 6
@@ -86,7 +86,7 @@ def document_of(vision: Vision, sample: Sample) -> Document:
     return replace(document, seen=lambda: seen)
 
 
-def objective_of(name: str, llm: LLM, known: tuple[dict[str, Any], Ends], steps: int) -> HeadObjective:
+def objective_of(name: str, llm: LLM, known: tuple[dict[str, Any], EmbeddingAndOutput], steps: int) -> HeadObjective:
     """``known`` is the target's config and its ends."""
     variant, (raw, ends) = VARIANTS[name], known
     config = new_config(variant.kind, raw, **variant.shape)
@@ -171,7 +171,7 @@ def experts_of(head: SpecvlmHead, llm: LLM, num_scenes: int) -> dict[str, dict[s
         samples = [sample_of(random.Random(4000 + i), 1, question) for i in range(num_scenes)]
         documents = [document_of(llm.reading.vision, sample) for sample in samples]
         states = compute(llm.target, documents, head.config.taps)
-        batch = Rows(states, documents, row_len=256, last=llm.target.num_layers).packed(head.config.taps)
+        batch = DocumentRows(states, documents, row_len=256, last=llm.target.num_layers).packed(head.config.taps)
         with torch.no_grad():
             chosen = head.chosen(head.columns_of(batch)).tolist()
         found[question] = {name: mean([one == number for one in chosen]) for number, name in enumerate(head.experts)}

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from outrider.models.heads.ends import Ends
+from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.folder import new_config, new_head
 from outrider.models.random_decoder import tiny_config, tiny_decoder
 from outrider.train.data import Document
-from outrider.train.features import Rows, compute
+from outrider.train.features import DocumentRows, compute
 from outrider.train.objective import HeadObjective, HeadSettings
 
 WINDOW = 512
@@ -51,14 +51,15 @@ def step_mib(num_heads: int, vocab_size: int, num_windows: int, *, keep: bool) -
     target = tiny_decoder(tiny_config(**raw))
     norm, readout = torch.ones(256), torch.randn(vocab_size, 256) / 16
     head = new_head(
-        new_config("medusa", raw, num_heads=num_heads, own_readouts=False), Ends(readout, norm, readout, tied=False)
+        new_config("medusa", raw, num_heads=num_heads, own_readouts=False),
+        EmbeddingAndOutput(readout, norm, readout, tied=False),
     )
     head.freeze()
     settings = HeadSettings(num_depths=num_heads, loss="mixed")
     objective = HeadObjective(head, target, settings, chunk=1 << 40 if keep else 1 << 24, recompute=not keep)
     tokens = torch.randint(vocab_size, (num_windows, WINDOW), generator=torch.Generator().manual_seed(0)).tolist()
     documents = [Document(tuple(row)) for row in tokens]
-    rows = Rows(compute(target, documents, head.config.taps), documents, row_len=WINDOW, last=target.num_layers)
+    rows = DocumentRows(compute(target, documents, head.config.taps), documents, row_len=WINDOW, last=target.num_layers)
     batch = rows.packed(head.config.taps)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_mib()

@@ -33,7 +33,7 @@ from outrider.bundled import bundled_path
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
 from outrider.models.heads import Head, load_head, save_head
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.heads.folder import new_config, new_head, signature_of
 from outrider.models.load import load_model
 from outrider.train.data import Corpus, read_documents

@@ -94,7 +94,7 @@ def train(network: Network, loss_of: Loss, data: tuple[Tensor, Tensor], *, num_s
     return sum(losses[-100:]) / len(losses[-100:])
 
 
-def make(data: Path, out: Path, *, num_steps: int, batch: int) -> dict[str, float]:
+def make(data: Path, out: Path, *, num_steps: int, path_steps: int, batch: int) -> dict[str, float]:
     """Target and draft."""
     torch.manual_seed(0)
     images, labels = (part[:20_000] for part in read_images(data, "train"))
@@ -105,9 +105,16 @@ def make(data: Path, out: Path, *, num_steps: int, batch: int) -> dict[str, floa
         of_data = partial(diffusion_loss, network)
         report[f"{name}_loss"] = train(network, of_data, known, num_steps=num_steps, batch=batch, name=name)
     of_paths = path_loss(networks["draft"], networks["target"].requires_grad_(False))
-    report["path_loss"] = train(networks["draft"], of_paths, known, num_steps=num_steps, batch=batch, name="draft's paths")
+    report["path_loss"] = train(networks["draft"], of_paths, known, num_steps=path_steps, batch=batch, name="draft's paths")
     for name, network in networks.items():
-        notes = {"data": data.name, "steps": num_steps, "batch": batch, "shape": asdict(SHAPES[name]), "report": report}
+        notes = {
+            "data": data.name,
+            "steps": num_steps,
+            "path_steps": path_steps,
+            "batch": batch,
+            "shape": asdict(SHAPES[name]),
+            "report": report,
+        }
         save_network(network, out / name, notes)
     return report
 
@@ -117,9 +124,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="mnist.npz, or digits of 8 pixels in the same layout")
     parser.add_argument("--out", type=Path, default=Path("build/images/continuous"))
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--path-steps", type=int, help="steps in which the draft learns the target's paths (default: --steps)")
     parser.add_argument("--batch", type=int, default=64)
     arguments = parser.parse_args()
-    print(json.dumps(make(arguments.data, arguments.out, num_steps=arguments.steps, batch=arguments.batch)))
+    path_steps = arguments.path_steps or arguments.steps
+    report = make(arguments.data, arguments.out, num_steps=arguments.steps, path_steps=path_steps, batch=arguments.batch)
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from outrider.api import LLM
 from outrider.bench.provenance import results_head
 from outrider.core.params import SamplingParams
-from outrider.models.heads.ends import read_target
+from outrider.models.heads.embedding_and_output import read_target
 from outrider.models.judge_head import basis_of
 from outrider.train.judge import JudgeSettings, examples_of, last_number, train_judge, verdict_of
 
@@ -143,6 +143,12 @@ def study(folder: Path, *, num_questions: int, seed: int = 1) -> dict[str, Any]:
     }
 
 
+def guesses_of(verdict: dict[str, Any] | None) -> dict[str, Any]:
+    """What the head does with guesses that it was not taught, and how far the law of a step moves where the models disagree."""
+    known = verdict or {}
+    return {name: known[name] for name in ("kept_of_harmless", "kept_of_harmful", "distance") if name in known}
+
+
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/judge"))
@@ -155,7 +161,11 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     for name, favourite, share in (("target", "so", 1.0), ("draft", "and", 0.1)):
         build(chosen.out, name, num_steps=max(1, round(share * chosen.steps)), favourite=favourite, device=chosen.device)
     found = study(chosen.out, num_questions=chosen.questions)
-    rows = [{"task": task, "rule": name, **row} for task in ("sums", "copies") for name, row in found[task].items()]
+    rows = [
+        {"task": task, "rule": name, **row, **(guesses_of(found[verdict]) if name == "judge" else {})}
+        for task, verdict in (("sums", "held_out"), ("copies", "copies_held_out"))
+        for name, row in found[task].items()
+    ]
     for row in rows:
         rates = f"accuracy {row['accuracy']:.3f}  tokens per pass {row['tokens_per_pass']:.2f}"
         print(f"{row['task']:<8}{row['rule']:<8}{rates}")

@@ -7,7 +7,11 @@ engine contexts of several lengths. The last piece has just begun: a copy of one
 
     python recipes/heads.py --stage write --rounds 3 --out build/field
     python recipes/long_context.py --stage target --stage heads --stage judge --text build/field/own.npy --out build/long
-    python recipes/long_context.py ... --smoke                                             # toy scale, to try it on a CPU
+    python recipes/long_context.py --scale cpu --stage write --stage target --stage heads --stage judge --out build/long_cpu
+    python recipes/long_context.py ... --scale smoke                                       # toy sizes, to try the code
+
+Scale *cpu* is for one processor: contexts up to 8,192 tokens, which the target reads with a wider rotary base and tensors that
+stay as they are, one head of six steps, and the milliseconds of a processor that a draft and a pass of the target over it take.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -42,9 +49,6 @@ from outrider.models.heads import load_head
 from outrider.models.heads.longspec import LongSpecHead
 
 Tokens = NDArray[np.int64]
-ROPE_THETA = 500_000.0
-OFFSETS = {"plain": 0, "anchored": 31_000}
-"""Heads by name, with the largest anchor offset."""
 OPENING = 64
 """Tokens of the last piece that a judged context ends with."""
 
@@ -63,10 +67,31 @@ class Scale:
     head_seconds: float
     num_prompts: int
     num_new: int
+    batch_size: int = 16
+    """Documents of a step of the heads' training."""
+    num_documents: int = 8192
+    num_held_out: int = 64
+    window: int = 512
+    """Tokens that the draft looks back at."""
+    rope_theta: float = 500_000.0
+    offsets: Mapping[str, int] = field(default_factory=lambda: {"plain": 0, "anchored": 31_000})
+    """Heads by name, with the largest anchor offset."""
+    num_windows: int = 0
+    """Texts that stage write lets the target write."""
+    kinds: tuple[str, ...] = ("copy", "new story")
+    """What contexts end with."""
 
 
 FULL = Scale((1024, 8192, 16384, 32512), 512, 1024, 128, 85.0, 131_072, 700, 75.0, 6, 64)
-SMOKE = Scale((64, 128), 16, 64, 16, 2.0, 256, 2, 20.0, 1, 8)
+CPU = Scale(
+    (1024, 2048, 8192), 512, 1024, 128, 0.0, 0, 6, 900.0, 1, 32,
+    batch_size=1, num_documents=64, num_held_out=2, rope_theta=50_000.0, offsets={"anchored": 7_000}, num_windows=96,
+    kinds=("new story",),
+)  # fmt: skip
+SMOKE = Scale(
+    (64, 128), 16, 64, 16, 2.0, 256, 2, 20.0, 1, 8, batch_size=2, num_documents=12, num_held_out=4, window=64, num_windows=8
+)  # fmt: skip
+SCALES = {"full": FULL, "cpu": CPU, "smoke": SMOKE}
 
 
 def document(pieces: Tokens, length: int, chance: np.random.Generator) -> Tokens:
@@ -85,14 +110,34 @@ def cut(text: Path, size: int, *, held_out: bool) -> Tokens:
     return windows[:, : windows.shape[1] // size * size].reshape(-1, size)
 
 
+def write_stage(out: Path, scale: Scale) -> None:
+    """Text of the target's own, written by the engine at several temperatures: less than ``heads.py`` lets a GPU write."""
+    heat = [place / max(1, scale.num_windows - 1) for place in range(scale.num_windows)]
+    params = [SamplingParams(max_tokens=scale.piece, temperature=t, seed=n, ignore_eos=True) for n, t in enumerate(heat)]
+    outs = LLM(max_batch_size=16).generate([[0]] * scale.num_windows, params)
+    np.save(out / "own.npy", np.array([one.token_ids for one in outs], np.int16))
+
+
 def target_stage(text: Path, out: Path, scale: Scale) -> None:
     """The bundled target, at home in long contexts."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    source, longest = Path(bundled_path("target")), scale.lengths[-1] + 256
-    shape = replace(read_shape(source), rope_theta=ROPE_THETA, context=longest)
+    source, folder, longest = Path(bundled_path("target")), out / "target", scale.lengths[-1] + 256
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    raw, theta = json.loads((source / "config.json").read_text()), scale.rope_theta
+    rope = {"rope_theta": theta, "rope_parameters": {"rope_theta": theta, "rope_type": "default"}}
+    (folder / "config.json").write_text(json.dumps({**raw, **rope, "max_position_embeddings": longest}, indent=1))
+    if scale.target_seconds:
+        model = trained_target(text, scale, longest)
+        save_file(model.weights(), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def trained_target(text: Path, scale: Scale, longest: int) -> Llama:
+    """The bundled target after some steps on long documents."""
+    device, source = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Path(bundled_path("target"))
+    shape = replace(read_shape(source), rope_theta=scale.rope_theta, context=longest)
     torch.set_float32_matmul_precision("high")
     model, chance = Llama(shape, device), np.random.default_rng(1)
-    model.load_state_dict({name.removeprefix("model."): part.float() for name, part in _weights(source).items()})
+    parts = load_file(source / "model.safetensors").items()
+    model.load_state_dict({name[6:]: part.float() for name, part in parts if name.startswith("model.")})
     cos, sin = rope_tables(shape, longest, device)
     score, pieces = compiled(text_loss, device), cut(text, scale.piece, held_out=False)
 
@@ -107,33 +152,24 @@ def target_stage(text: Path, out: Path, scale: Scale) -> None:
         rate=1e-3, warmup_steps=20, decay=0.01, clip=1.0, seed=1,
     )  # fmt: skip
     print(json.dumps(run_steps("long target", [model], losses, config)), flush=True)
-    folder = out / "target"
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    raw = json.loads((source / "config.json").read_text())
-    rope = {"rope_theta": ROPE_THETA, "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"}}
-    (folder / "config.json").write_text(json.dumps({**raw, **rope, "max_position_embeddings": longest}, indent=1))
-    save_file(model.weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    return model
 
 
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: part for name, part in load_file(folder / "model.safetensors").items() if name.startswith("model.")}
-
-
-def heads_stage(text: Path, out: Path, scale: Scale, *, smoke: bool) -> None:
-    """Both heads at once, on short documents, from the same batches."""
+def heads_stage(text: Path, out: Path, scale: Scale) -> None:
+    """All heads at once, on short documents, from the same batches."""
     chance, pieces = np.random.default_rng(2), cut(text, scale.short_piece, held_out=False)
-    rows = [document(pieces, scale.short, chance) for _ in range(12 if smoke else 8192)]
+    rows = [document(pieces, scale.short, chance) for _ in range(scale.num_documents)]
     np.save(out / "short.npy", np.stack(rows).astype(np.int16))
-    size = {"batch_size": 2, "warmup_steps": 2} if smoke else {"batch_size": 16, "judge_every": 100}
+    size = {"batch_size": scale.batch_size, **({"judge_every": 100} if scale is FULL else {"warmup_steps": 2})}
     running = {}
-    for name, offset in OFFSETS.items():
+    for name, offset in scale.offsets.items():
         settings = {"max_steps": scale.head_steps, "max_seconds": scale.head_seconds, "learning_rate": 2e-3, **size}
-        settings |= {"loss": "mixed", "draft_window": 64 if smoke else 512, "max_offset": offset, "intermediate_size": 1280}
+        settings |= {"loss": "mixed", "draft_window": scale.window, "max_offset": offset, "intermediate_size": 1280}
         options = [
             word for key, value in {**settings, "save_every": 100_000, "seed": 1}.items() for word in ("-O", f"{key}={value}")
         ]
         command = [sys.executable, "-m", "outrider", "train", "longspec", "--target", str(out / "target")]
-        command += ["--data", str(out / "short.npy"), "--max-len", str(scale.short), "--held-out", "4" if smoke else "64"]
+        command += ["--data", str(out / "short.npy"), "--max-len", str(scale.short), "--held-out", str(scale.num_held_out)]
         running[name] = subprocess.Popen([*command, "--out", str(out / name), *options])
     for name, process in running.items():
         if process.wait():
@@ -155,19 +191,21 @@ def contexts(pieces: Tokens, length: int, count: int) -> dict[str, list[tuple[To
 
 def judge_stage(text: Path, out: Path, scale: Scale) -> dict[str, Any]:
     """Tokens per pass with the engine, greedy, and what the draft remembers, by length of the context."""
-    llm = LLM(str(out / "target"), method="plain", fast=False, dtype="float32", max_batch_size=scale.num_prompts)
-    heads, pieces = {name: out / name / "longspec" for name in OFFSETS}, cut(text, scale.piece, held_out=True)
+    fast = scale is CPU  # elsewhere the eager decoder, which is quick to begin
+    llm = LLM(str(out / "target"), method="plain", fast=fast, dtype="float32", max_batch_size=scale.num_prompts)
+    heads, pieces = {name: out / name / "longspec" for name in scale.offsets}, cut(text, scale.piece, held_out=True)
     rows = list[dict[str, Any]]()
     for length in scale.lengths:
-        for kind, pairs in contexts(pieces, length, scale.num_prompts).items():
-            rows.append({"context": length, "text": kind, **_row(llm, heads, pairs, scale.num_new)})
+        made = contexts(pieces, length, scale.num_prompts)
+        for kind in scale.kinds:
+            rows.append({"context": length, "text": kind, **_row(llm, heads, made[kind], scale)})
             print(json.dumps(rows[-1]), flush=True)
-    what = "LongSpec drafts trained on 1,024 tokens, with and without anchor offsets: tokens per pass by length of the context"
+    what = f"LongSpec drafts trained on {scale.short} tokens: tokens per pass by length of the context"
     return {**results_head(what, script="recipes/long_context.py"), "rows": rows}
 
 
-def _row(llm: LLM, heads: dict[str, Path], pairs: list[tuple[Tokens, Tokens]], num_new: int) -> dict[str, Any]:
-    prompts, params = [begun.tolist() for begun, _ in pairs], SamplingParams(max_tokens=num_new, ignore_eos=True)
+def _row(llm: LLM, heads: dict[str, Path], pairs: list[tuple[Tokens, Tokens]], scale: Scale) -> dict[str, Any]:
+    prompts, params = [begun.tolist() for begun, _ in pairs], SamplingParams(max_tokens=scale.num_new, ignore_eos=True)
     began = time.perf_counter()
     plain = llm.generate(prompts, params, method="plain")
     rest = [(out.token_ids, after.tolist()) for out, (_, after) in zip(plain, pairs, strict=True)]
@@ -176,13 +214,43 @@ def _row(llm: LLM, heads: dict[str, Path], pairs: list[tuple[Tokens, Tokens]], n
     for name, folder in heads.items():
         for shape, options in (("chain of 4", {"branching": "chain", "num_draft_tokens": 4}), ("tree of 32", {})):
             method = llm.compose("longspec", heads=str(folder), policy="fixed", **options)
-            outs = llm.generate(prompts, params, method=method)
+            with costs(method.drafter, llm.target) as spent:
+                outs = llm.generate(prompts, params, method=method)
             passes, tokens = sum(o.stats.num_passes for o in outs), sum(o.stats.num_tokens for o in outs)
             row[f"{name}, {shape}"] = round(tokens / passes, 3)
             row[f"{name}, {shape}, same text"] = sum(a.token_ids == b.token_ids for a, b in zip(plain, outs, strict=True))
+            if scale is CPU:
+                row |= {f"{name}, {shape}, {part}, CPU ms": round(1e3 * median(each), 2) for part, each in spent.items()}
     row["draft_bytes"] = draft_bytes(llm, next(iter(heads.values())), prompts[0])
     row["seconds"] = round(time.perf_counter() - began, 1)
     return row
+
+
+def timed(run: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """The same, and the seconds of every call."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began = time.process_time()
+        try:
+            return run(*args, **kwargs)
+        finally:
+            spent.append(time.process_time() - began)
+
+    return call
+
+
+@contextmanager
+def costs(drafter: Any, target: Any) -> Iterator[dict[str, list[float]]]:
+    """Seconds of a processor that every draft, and every pass of the target over a draft, takes meanwhile."""
+    spent: dict[str, list[float]] = {"draft": [], "target's pass": []}
+    parts = {"draft": (drafter, "propose"), "target's pass": (target, "score")}
+    for name, (owner, method) in parts.items():
+        setattr(owner, method, timed(getattr(owner, method), spent[name]))
+    try:
+        yield spent
+    finally:
+        for owner, method in parts.values():
+            delattr(owner, method)
 
 
 def draft_bytes(llm: LLM, folder: Path, prompt: list[int]) -> int:
@@ -203,23 +271,26 @@ def draft_bytes(llm: LLM, folder: Path, prompt: list[int]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--stage", action="append", choices=("target", "heads", "judge"), required=True)
-    parser.add_argument("--text", type=Path, default=Path("build/field/own.npy"), help="windows of stage write of heads.py")
+    parser.add_argument("--stage", action="append", choices=("write", "target", "heads", "judge"), required=True)
+    parser.add_argument("--text", type=Path, help="windows of stage write of heads.py, if not those of this one")
     parser.add_argument("--out", type=Path, default=Path("build/long"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--lengths", help="contexts to judge, all if not given")
-    parser.add_argument("--smoke", action="store_true", help="toy scale, to try the code on a CPU")
+    parser.add_argument("--scale", choices=SCALES, default="full")
     arguments = parser.parse_args()
-    scale = SMOKE if arguments.smoke else FULL
+    scale, text = SCALES[arguments.scale], arguments.text or arguments.out / "own.npy"
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for stage in arguments.stage:
         began = time.monotonic()
-        if stage == "target":
-            target_stage(arguments.text, arguments.out, scale)
+        if stage == "write":
+            write_stage(arguments.out, scale)
+        elif stage == "target":
+            target_stage(text, arguments.out, scale)
         elif stage == "heads":
-            heads_stage(arguments.text, arguments.out, scale, smoke=arguments.smoke)
+            heads_stage(text, arguments.out, scale)
         else:
             lengths = tuple(map(int, arguments.lengths.split(","))) if arguments.lengths else scale.lengths
-            found = judge_stage(arguments.text, arguments.out, replace(scale, lengths=lengths))
+            found = judge_stage(text, arguments.out, replace(scale, lengths=lengths))
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=1) + "\n")
         print(f"{stage}: done in {time.monotonic() - began:.0f} s", flush=True)

@@ -19,10 +19,10 @@ from outrider.cli.main import main as outrider
 from outrider.core.params import SamplingParams
 
 
-def write_texts(folder: Path, count: int, prompts: int) -> list[list[int]]:
+def write_texts(folder: Path, count: int, prompts: int, *, num_tokens: int = 128) -> list[list[int]]:
     """Texts of the target's own: the corpus is written to ``folder``, the last ``prompts`` come back."""
     llm = LLM(max_batch_size=16)
-    params = [SamplingParams(max_tokens=128, temperature=1.0, seed=seed) for seed in range(count)]
+    params = [SamplingParams(max_tokens=num_tokens, temperature=1.0, seed=seed) for seed in range(count)]
     texts = [output.token_ids for output in llm.generate([[0]] * count, params)]
     lines = [json.dumps({"tokens": tokens}) for tokens in texts[:-prompts]]
     (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")

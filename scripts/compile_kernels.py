@@ -75,10 +75,10 @@ def sampler() -> None:
     """Choice, masks, adjustments, cuts and walk, on chains and trees, for targets and drafts."""
     from outrider.core.device_round import Frame
     from outrider.core.device_sampling import Shaping, Stages
-    from outrider.models.gpu.adjust import Trail
-    from outrider.models.gpu.choose import Guessing, block_bests
-    from outrider.models.gpu.masks import forbid, mask_bytes
-    from outrider.models.gpu.walk import NOTE, RING, chain_parents, walk_and_commit
+    from outrider.device.acceptance.coupled import NOTE, RING, chain_parents, walk_and_commit
+    from outrider.device.sampling.adjust import Trail
+    from outrider.device.sampling.choose import Guessing, block_bests
+    from outrider.device.sampling.masks import forbid, mask_bytes
 
     rows, nodes, vocab, cpu = 2, 4, 128_256, torch.device("cpu")
     shaping = Shaping.empty(rows, vocab, cpu)
@@ -129,7 +129,7 @@ def families() -> None:
 def quantised() -> None:
     """Products with the matrices of quantised checkpoints, through the ring and without, and their numbers in 16 bits."""
     from outrider.models.gpu.grouped import sixteen_bits
-    from outrider.models.gpu.skinny import Tile, product
+    from outrider.models.gpu.small_batch_matmul import Tile, product
     from outrider.models.packed import Packed
 
     outputs, depth = 512, 1024
@@ -180,7 +180,7 @@ def experts_in_mxfp4() -> None:
 
 def wide() -> None:
     """Products of more than 64 rows, and attention that folds pieces, over chains and trees."""
-    from outrider.models.attention.tree_tiles import Bounds, Cut, Rows, Sights
+    from outrider.models.attention.tree_tiles import Bounds, KeySplit, Rows, Sights
     from outrider.models.attention.tree_triton import attend_tree
     from outrider.models.gpu.finish import SILU, Finish
     from outrider.models.gpu.tile import Tile
@@ -198,7 +198,7 @@ def wide() -> None:
     tree = Sights(nodes[:, :, :1].long().contiguous(), nodes[:, :, 0].contiguous(), 0, nodes)
     for sights in (Sights(None, None), tree):
         for (block, rows), window in pairs(((memory, Rows(row, row)), (pages, paged)), (0, 100)):
-            cut = Cut(5, 256, 2, block_queries=64, folds_above=1024)
+            cut = KeySplit(5, 256, 2, block_queries=64, folds_above=1024)
             attend_tree(queries, (block[0], block[1]), rows, sights=sights, cut=cut, scale=1.0, bounds=Bounds(window))
 
 

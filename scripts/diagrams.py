@@ -246,12 +246,38 @@ def scheduler() -> Picture:
     return picture
 
 
+def policy_rates(survival: Sequence[float], draft: float, node: float) -> list[float]:
+    """Expected tokens per unit of time with 0, 1, 2 ... guesses. A pass of one node takes 1."""
+    counts = range(len(survival) + 1)
+    return [(1 + sum(survival[:count])) / (1 + count * (draft + node)) for count in counts]
+
+
+def policy() -> Picture:
+    """Guesses ranked by survival, what one more brings and costs, and where the policy stops."""
+    picture = Picture(820, 330, "How the policy chooses the number of guesses")
+    picture.text(20, 32, "Expected tokens per second by the number of guesses; plain decoding is 1", size=16, anchor="start")
+    for row, (words, chance) in enumerate((("predictable text: each guess holds with 0.8", 0.8), ("hard text: 0.15", 0.15))):
+        rates = policy_rates([chance ** (depth + 1) for depth in range(8)], draft=0.12, node=0.05)
+        best, floor = rates.index(max(rates)), 180 + row * 130
+        picture.text(20, floor - 92, words, kind="quiet", anchor="start")
+        for count, rate in enumerate(rates):
+            x, height = 60 + count * 72, 36 * rate
+            picture.box(x, floor - height, 52, height, kind="good" if count == best else "box")
+            picture.text(x + 26, floor - max(height, 36) - 6, f"{rate:.2f}", size=12)
+            picture.text(x + 26, floor + 16, f"{count}", kind="quiet", size=12)
+        picture.arrow((50, floor - 36), (692, floor - 36), head=False)
+        chosen = f"{best} guesses" if best else "none: pause"
+        picture.text(702, floor - 32, chosen, size=13, anchor="start")
+    return picture
+
+
 DIAGRAMS: dict[str, Callable[[], Picture]] = {
     "round": a_round,
     "tree-mask": tree_and_mask,
     "acceptance-walk": acceptance_walk,
     "coupled-noise": coupled_noise,
     "scheduler": scheduler,
+    "policy": policy,
 }
 
 

@@ -1,12 +1,13 @@
 """Mixed requests through every lossless method that can run, with too little memory, each compared with its solo run.
 
     python scripts/identity_run.py [--requests 2000] [--minutes 30] [--clients 24] [--memory-budget BYTES] [--processes 1]
+        [--out FILE]
 
 Two servers share the bundled models in this process. One has a memory budget so small that requests are sent back to wait. It
 gets requests with random prompts, parameters and methods from several clients. The other one gets the same requests one by
-one, decoded without guesses. Answers must have the same text, the same end and the same log-probability tokens. Several
-``--processes`` have two servers each and share the requests among them. The last line is JSON. The exit code is 1 if an answer
-differs, or if nothing was preempted.
+one, decoded without guesses. Answers must have the same text, the same end and the same log-probability tokens. Methods that
+keep the distribution, but not the sample of a seed, are asked at temperature 0. Several ``--processes`` have two servers each
+and share the requests among them. The last line is JSON. The exit code is 1 if an answer differs, or if nothing was preempted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from outrider import LLM
+from outrider.bench.provenance import keep_results
 from outrider.bench.suites import BEGINNINGS
+from outrider.core.interfaces import AcceptanceRule
 from outrider.methods import METHODS, RULES
 from outrider.server.app import create_app
 from outrider.server.service import Service
@@ -65,6 +69,10 @@ def how(rng: random.Random, methods: list[str]) -> dict[str, Any]:
     return {**wanted, **limit}
 
 
+def rule_of(method: str) -> type[AcceptanceRule]:
+    return RULES[METHODS[method].acceptance].rule
+
+
 def shown(answer: dict[str, Any]) -> list[Any]:
     """What has to be equal."""
     return [
@@ -79,7 +87,7 @@ class Run:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         llm = LLM(page_len=arguments.page_len)
-        self.methods = [name for name in METHODS if llm.can_compose(name) and RULES[METHODS[name].acceptance].rule.keeps_seed]
+        self.methods = [name for name in METHODS if llm.can_compose(name) and rule_of(name).lossless]
         self.crowded = Service(llm, ServerSettings(memory_budget=arguments.memory_budget, max_rows=16, prefix_bytes=2_000_000))
         self.quiet = Service(llm, ServerSettings(prefix_bytes=0))
         self.deadline = time.monotonic() + 60 * arguments.minutes
@@ -96,12 +104,15 @@ class Run:
         while numbers and time.monotonic() < self.deadline:
             rng = random.Random(self.arguments.seed * 1_000_003 + numbers.pop())
             asked, wanted = body(rng), how(rng, self.methods)
+            asked |= {} if rule_of(wanted["method"]).keeps_seed else {"temperature": 0}
             answer = await self.ask(client, {**asked, "speculation": wanted})
             if isinstance(answer, str):
                 self.counts["refused"] += 1
                 print(f"refused: {answer}", file=sys.stderr)
                 continue
             self.answers.append((asked, wanted["method"], shown(answer)))
+            if len(self.answers) % 100 == 0:
+                print(f"{len(self.answers)} answered", file=sys.stderr, flush=True)
 
     async def compare(self, client: Any) -> None:
         for asked, method, found in self.answers:
@@ -115,7 +126,7 @@ class Run:
     async def run(self) -> dict[str, Any]:
         self.crowded.worker.start()
         self.quiet.worker.start()
-        numbers = list(range(self.arguments.part, self.arguments.requests, self.arguments.processes))
+        numbers = list(range(self.arguments.part or 0, self.arguments.requests, self.arguments.processes))
         try:
             async with _client(self.crowded) as client:
                 await asyncio.gather(*(self.crowd(client, numbers) for _ in range(self.arguments.clients)))
@@ -168,13 +179,17 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file for the result")
     arguments = parser.parse_args()
     if arguments.part is None and arguments.processes > 1:
         told = all_parts(arguments.processes)
     else:
-        arguments.part = arguments.part or 0
         told = added([asyncio.run(Run(arguments).run())])
-    print(json.dumps(told))
+    if arguments.part is None:
+        what = "mixed requests against their solo runs"
+        print(json.dumps(keep_results(arguments.out, what, [told], script="scripts/identity_run.py")))
+    else:
+        print(json.dumps(told))
     return 0 if is_well(told) else 1
 
 

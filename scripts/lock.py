@@ -1,9 +1,10 @@
 """The versions that development runs with: ``make lock`` writes ``requirements-dev.lock`` from the environment that is set up.
 
-It follows the package's own dependencies and those of the extras ``dev`` and ``serve``, as far as they are installed, and
-pins each of them. ``--check`` says which installed version differs from the file, and fails if one does. To install the same
-versions: ``pip install -e ".[dev,serve]" -c requirements-dev.lock``. The file is a list of constraints without hashes or
-addresses, so it serves every platform and every mirror.
+It follows the package's own dependencies and those of the extras below, as far as they are installed, and pins each of them.
+Pins of packages that are not installed stay as they are, so an environment without Ray keeps Ray's. ``--check`` says which
+installed version differs from the file, and fails if one does. To install the same versions:
+``pip install -e ".[dev,serve]" -c requirements-dev.lock``. The container images are made with them too. The file is a list of
+constraints without hashes or addresses, so it serves every platform and every mirror.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements-dev.lock"
-EXTRAS = ("dev", "serve")
+EXTRAS = ("dev", "serve", "otel", "ray", "vlm")
 _HEADER = f"# Written by `make lock` (scripts/lock.py): what outrider[{','.join(EXTRAS)}] ran with.\n"
 
 
@@ -53,7 +54,7 @@ def closure(requirements: Iterable[Requirement]) -> dict[str, str]:
     while waiting:
         need = waiting.pop()
         key = named(need.name), frozenset(need.extras)
-        if key in seen:
+        if key in seen or key[0] == "outrider":  # an extra may name another one of the project
             continue
         seen.add(key)
         try:
@@ -70,17 +71,23 @@ def read_lock(text: str) -> dict[str, str]:
     return dict(pairs)
 
 
+def absent(locked: dict[str, str]) -> dict[str, str]:
+    """The pins of packages that are not installed here."""
+    installed = {named(one.metadata["Name"]) for one in metadata.distributions()}
+    return {name: version for name, version in locked.items() if name not in installed}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    here = closure(wanted())
+    here, locked = closure(wanted()), read_lock(LOCK.read_text())
     if not parser.parse_args().check:
-        LOCK.write_text(_HEADER + "".join(f"{name}=={version}\n" for name, version in sorted(here.items())))
-        print(f"{LOCK.name}: {len(here)} packages")
+        pins = sorted({**absent(locked), **here}.items())
+        LOCK.write_text(_HEADER + "".join(f"{name}=={version}\n" for name, version in pins))
+        print(f"{LOCK.name}: {len(pins)} packages, {len(here)} of them from this environment")
         return 0
-    locked = read_lock(LOCK.read_text())
-    other = {name: version for name, version in locked.items() if here.get(name) != version}
-    wrong = [f"{name}: {here.get(name)} is installed, {version} is locked" for name, version in other.items()]
+    other = {name: version for name, version in locked.items() if here.get(name, version) != version}
+    wrong = [f"{name}: {here[name]} is installed, {version} is locked" for name, version in other.items()]
     wrong += [f"{name}: installed and not locked; run make lock" for name in sorted(set(here) - set(locked))]
     print("\n".join(wrong) or f"{len(locked)} packages are as locked")
     return 1 if wrong else 0

@@ -37,8 +37,12 @@ class RandomModel {
         }
         const float* rows = floats(VOCAB * HIDDEN);
         for (int i = 0; i < VOCAB * HIDDEN; i++) embedding.push_back(to_bf16(rows[i]));
-        model = {kind == EIGHT_BITS, kind == STORED, HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, MLP, VOCAB, 0, 0, 1e-5f, 1.0f / std::sqrt(float(DIM)), 1.0f, 0.0f, 0.0f, 1.0f, 1.0f,
-                 kind == EIGHT_BITS ? static_cast<const void*>(embedding.data()) : rows, floats(HIDDEN, 1.0f), matrix(VOCAB, HIDDEN), layers};
+        model.is_bf16 = kind == EIGHT_BITS, model.has_stored = kind == STORED, model.gated = 1;
+        model.hidden = HIDDEN, model.layers = LAYERS, model.heads = HEADS, model.kv_heads = KV_HEADS, model.head_dim = DIM;
+        model.mlp = MLP, model.vocab = VOCAB, model.norm_eps = 1e-5f, model.query_scale = 1.0f / std::sqrt(float(DIM));
+        model.embedding_scale = model.residual_scale = model.logit_scale = 1.0f;
+        model.embedding = kind == EIGHT_BITS ? static_cast<const void*>(embedding.data()) : rows;
+        model.norm = floats(HIDDEN, 1.0f), model.head = matrix(VOCAB, HIDDEN), model.layer = layers;
         for (int position = 0; position < CAPACITY; position++)
             for (int d = 0; d < DIM; d++) {
                 const double angle = position * std::pow(10000.0, -2.0 * (d % (DIM / 2)) / DIM);
@@ -113,7 +117,7 @@ class RandomModel {
     LayerWeights layers[LAYERS] = {};
     std::vector<float> cosines, sines;
     std::vector<bf16> embedding;
-    Model model;
+    Model model{};
 };
 
 static bool run(const std::string& path) {

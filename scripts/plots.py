@@ -1,4 +1,4 @@
-"""Draw the plots of the documentation from measured results: ``python scripts/plots.py`` writes ``docs/images/speed.svg``.
+"""Draw the plots of the documentation from measured results: ``python scripts/plots.py`` writes ``docs/images``.
 
 A plot reads a file of ``benchmarks/results``, which names its command, machine, date and commit. No figure is typed by hand.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,45 @@ def speed() -> Picture:
     return picture
 
 
-PLOTS: dict[str, Callable[[], Picture]] = {"speed": speed}
+def bars(name: str, title: str, shown: Sequence[tuple[str, float, str]], unit: str) -> Picture:
+    """Bars of a results file: label, value and colour. The file's command and date stand below them."""
+    found = results(name)
+    picture = Picture(820, 90 + 28 * len(shown), title)
+    picture.text(20, 34, title, size=16, anchor="start")
+    scale = 420 / max(value for _, value, _ in shown)
+    for row, (label, value, kind) in enumerate(shown):
+        y = 54 + row * 28
+        picture.text(272, y + 16, label.replace("*", ""), kind="quiet", size=12, anchor="end")  # no Markdown in a picture
+        picture.box(280, y, value * scale, 21, kind=kind)
+        picture.text(288 + value * scale, y + 16, f"{value:g}{unit}", size=12, anchor="start")
+    command = f"{found['command'][:90]}, {found['date']}"
+    picture.text(20, 74 + 28 * len(shown), command, kind="quiet", size=12, anchor="start")
+    return picture
+
+
+def batches() -> Picture:
+    """Speed over plain decoding by batch size."""
+    rows = results("gpu_batches")["rows"]
+    shown = [(f"batch {row['batch']}", round(row["draft-model"] / row["plain"], 2), "good") for row in rows]
+    return bars("gpu_batches", "Speed over plain decoding by batch size, Llama-3-8B shapes, H200", shown, "x")
+
+
+def methods() -> Picture:
+    """Tokens per second of each method at batch 1."""
+    rows = [row for row in results("gpu_methods")["rows"] if "invariant" not in row["method"]]
+    shown = [(row["method"], row["tokens/s"], "box" if row["method"] == "plain" else "good") for row in rows]
+    return bars("gpu_methods", "Tokens per second at batch 1, greedy, Llama-3-8B shapes, H200", shown, "")
+
+
+def engines() -> Picture:
+    """Tokens per second of CPU engines: the fastest setting of each on the larger model."""
+    rows = [row for row in results("cpu_engines")["rows"] if " over " not in row["engine"]]
+    best = [(row["engine"].partition(":")[0].partition(" (")[0], max(map(float, str(row["mid"]).split("/")))) for row in rows]
+    shown = [(name, value, "good" if name.startswith("ours") else "root") for name, value in best]
+    return bars("cpu_engines", "Tokens per second on 2 CPU cores, 196M parameters: the fastest setting of each", shown, "")
+
+
+PLOTS: dict[str, Callable[[], Picture]] = {"speed": speed, "batches": batches, "methods": methods, "engines": engines}
 
 
 def main() -> None:

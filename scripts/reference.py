@@ -1,18 +1,24 @@
-"""Write ``docs/reference.md``, the page of all methods, rules, policies and commands, from the tables themselves.
+"""Write the generated pages of the reference: ``python scripts/reference.py``.
 
-``python scripts/reference.py --check`` fails when the page is not what the tables say.
+``docs/reference.md`` lists methods, rules, policies and commands, from the tables themselves. ``docs/api.md`` is made from the
+docstrings of the public names, ``docs/commands.md`` from the parsers of the command line, ``docs/metrics.md`` from the server's
+registry. ``--check`` fails when a page is not what these say.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import reference_api
+import reference_commands
+import reference_metrics
 
 from outrider.cli.main import COMMANDS
 from outrider.methods import METHODS, POLICIES, RULES
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+DOCS = Path(__file__).parents[1] / "docs"
 _INTRODUCTION = """# Methods, rules, policies, commands
 
 This page is written by `python scripts/reference.py` from the tables of the program. `outrider methods NAME`
@@ -54,20 +60,35 @@ def page() -> str:
         f"## Methods\n\n{methods}",
         f"## Acceptance rules\n\nThe default rule is `coupled`. See [Lossless](lossless.md) and [Lossy](lossy.md).\n\n{rules}",
         f"## Policies\n\nThe default policy is `adaptive`. See [Policies](policies.md).\n\n{policies}",
-        f"## Commands\n\n`outrider COMMAND --help` shows the options of a command with their defaults.\n\n{commands}",
+        f"## Commands\n\n[Commands](commands.md) has every option.\n\n{commands}",
     ]
     return "\n".join(parts)
 
 
+PAGES: dict[str, Callable[[], str]] = {
+    "reference": page,
+    "api": reference_api.page,
+    "commands": reference_commands.page,
+    "metrics": reference_metrics.page,
+}
+
+
+def stale() -> list[str]:
+    """Names of the pages that are not what the program says."""
+    files = {name: DOCS / f"{name}.md" for name in PAGES}
+    return [name for name, file in files.items() if not file.is_file() or file.read_text(encoding="utf-8") != PAGES[name]()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is out of date")
-    if not parser.parse_args().check:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page():
-        print("docs/reference.md is out of date; run `python scripts/reference.py`")
-        return 1
-    return 0
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
+    check, found = parser.parse_args().check, stale()
+    for name in found:
+        if check:
+            print(f"docs/{name}.md is out of date; run `python scripts/reference.py`")
+        else:
+            (DOCS / f"{name}.md").write_text(PAGES[name](), encoding="utf-8")
+    return 1 if check and found else 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 A block begins with ``<!-- results NAME -->`` and ends with ``<!-- end -->``. Between them stand the rows of
 ``benchmarks/results/NAME.json`` as a table, and a line that says how, where and when they were made. A figure inside a
 sentence stands between ``<!-- figure NAME: TEMPLATE -->`` and ``<!-- end -->``. The template names keys of the file and of
-its first row. So no such figure is typed by hand. ``--check`` fails when a page is not what the files say.
+its first row, or of the first row that has a value: ``<!-- figure NAME[KEY=VALUE; KEY=VALUE]: TEMPLATE -->``. So no such
+figure is typed by hand. ``--check`` fails when a page is not what the files say.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_BLOCK = re.compile(r"(<!-- results (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_FIGURE = re.compile(r"(<!-- figure (\w+): (.*?) -->).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- results (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"(<!-- figure (\w+)(?:\[(.*?)\])?: (.*?) -->).*?(<!-- end -->)", re.DOTALL)
 
 
 def cell(value: Any) -> str:
@@ -70,16 +71,20 @@ def block(name: str) -> str:
     return f"\n{table(found['rows'])}\n\n{origin(name, found)}\n\n"
 
 
-def figure(name: str, template: str) -> str:
+def figure(name: str, chosen: str | None, template: str) -> str:
     """What stands between the comments of a figure in a sentence."""
     found = document(name)
-    return template.format_map({**found, **found["rows"][0]})
+    wanted = [pair.split("=", 1) for pair in (chosen or "").split("; ") if pair]
+    row = next((row for row in found["rows"] if all(str(row.get(key)) == value for key, value in wanted)), None)
+    if row is None:
+        raise SystemExit(f"a page asks for the row {chosen!r} of {name}.json, and there is none")
+    return template.format_map({**found, **row})
 
 
 def filled(text: str) -> str:
     """A page with all its tables and figures written anew."""
-    text = _BLOCK.sub(lambda match: match[1] + block(match[2]) + match[3], text)
-    return _FIGURE.sub(lambda match: match[1] + figure(match[2], match[3]) + match[4], text)
+    text = BLOCK.sub(lambda match: match[1] + block(match[2]) + match[3], text)
+    return FIGURE.sub(lambda match: match[1] + figure(match[2], match[3], match[4]) + match[5], text)
 
 
 def pages() -> list[Path]:

@@ -43,8 +43,8 @@ SETS = {
         "generic": ("-march=x86-64", GENERIC),
     },
     "aarch64": {
-        "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
-        "neon_dot": ("-march=armv8.2-a+dotprod",),
+        "neon_i8mm": ("-march=armv8.2-a+fp16+dotprod+i8mm",),
+        "neon_dot": ("-march=armv8.2-a+fp16+dotprod",),
         "neon": ("-march=armv8-a",),
         "generic": ("-march=armv8-a", GENERIC),
     },
@@ -86,12 +86,23 @@ def oldest_libc(libraries: list[Path]) -> tuple[int, int]:
     return max(found)
 
 
+def lend_repository(copy: Path) -> None:
+    """Let the copy of the tree use this repository, because the version comes from its tags. Sources without one have none."""
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--absolute-git-dir"]
+    try:
+        folder = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return
+    (copy / ".git").write_text(f"gitdir: {folder}\n")
+
+
 def build_wheel(machine: str, out: Path) -> Path:
     """A wheel for one machine. It is built from a copy of the tree, so that no other machine's libraries get into it."""
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "outrider"
         ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "prebuilt", "__pycache__")
         shutil.copytree(ROOT, copy, ignore=ignored)
+        lend_repository(copy)
         made = compile_sets(machine, copy / "src" / "outrider" / "models" / "native" / "prebuilt")
         major, minor = oldest_libc(made)
         tag = f"--build-option=--plat-name=manylinux_{major}_{minor}_{machine}"
