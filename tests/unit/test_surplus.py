@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.bench.surplus.analysis import Analysis, Offset, analyse, table
-from outrider.bench.surplus.probe import ProbeOptions, Reading, Readout
+from outrider.bench.surplus.probe import ProbeOptions, ProbeScore, Readout
 from outrider.bench.surplus.sources import HiddenMarkov
 from outrider.cli.main import main
 
@@ -65,7 +65,7 @@ def test_the_probe_finds_what_is_there() -> None:
 def test_the_order_is_that_of_accepted_lengths() -> None:
     def offset(k: int, *shares: float) -> Offset:
         kinds = ("tokens", "state", "state + tokens")
-        return Offset(k, {kind: Reading(2.0 - share, share) for kind, share in zip(kinds, shares, strict=True)})
+        return Offset(k, {kind: ProbeScore(2.0 - share, share) for kind, share in zip(kinds, shares, strict=True)})
 
     found = Analysis(10, (offset(1, 0.5, 0.6, 0.8), offset(2, 0.4, 0.1, 0.5)))
     assert found.accepted("state + tokens") == pytest.approx(0.8 + 0.8 * 0.5)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class TextWithStates:
     """A text, and the state after each of its tokens: ``states[t]`` has read ``tokens[: t + 1]``."""
 
     states: Tensor
@@ -61,7 +61,7 @@ class ProbeOptions:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ProbeScore:
     """What a probe reaches on held-out places."""
 
     loss: float
@@ -91,7 +91,7 @@ class _Probe(nn.Module):
         return F.linear(x * self.scale, self.get_buffer("output"), self.bias)
 
 
-def inputs_of(sample: Sample, readout: Readout, offset: int, *, state: bool, tokens: bool) -> Tensor:
+def inputs_of(sample: TextWithStates, readout: Readout, offset: int, *, state: bool, tokens: bool) -> Tensor:
     """[T - offset - 1, ...] what a probe sees at every place: the state there, the tokens up to the one that it guesses."""
     count = len(sample.tokens) - offset - 1
     between = [readout.embedding[sample.tokens[k : k + count]] for k in range(1, offset + 1)]
@@ -102,8 +102,8 @@ def inputs_of(sample: Sample, readout: Readout, offset: int, *, state: bool, tok
 
 
 def probe(
-    samples: Sequence[Sample], readout: Readout, offset: int, *, state: bool, tokens: bool, options: ProbeOptions
-) -> Reading:
+    samples: Sequence[TextWithStates], readout: Readout, offset: int, *, state: bool, tokens: bool, options: ProbeOptions
+) -> ProbeScore:
     """Train one probe for the token ``offset`` places beyond the next, and read it on texts that it has not seen."""
     kept = max(1, round(len(samples) * options.held_out))
     places = [_places(part, readout, offset, state=state, tokens=tokens) for part in _split(samples, kept)]
@@ -125,12 +125,12 @@ class _Places:
         return _Places(self.inputs[:count], self.labels[:count], self.choices[:count])
 
 
-def _split(samples: Sequence[Sample], kept: int) -> tuple[Sequence[Sample], ...]:
+def _split(samples: Sequence[TextWithStates], kept: int) -> tuple[Sequence[TextWithStates], ...]:
     """Texts to read at the end, to choose by, and to learn from."""
     return samples[:kept], samples[kept : 2 * kept], samples[2 * kept :]
 
 
-def _places(samples: Sequence[Sample], readout: Readout, offset: int, *, state: bool, tokens: bool) -> _Places:
+def _places(samples: Sequence[TextWithStates], readout: Readout, offset: int, *, state: bool, tokens: bool) -> _Places:
     inputs = [inputs_of(one, readout, offset, state=state, tokens=tokens) for one in samples]
     return _Places(torch.cat(inputs), torch.cat([one.tokens[offset + 1 :] for one in samples]), _choices(samples, offset))
 
@@ -155,14 +155,14 @@ def _train(model: _Probe, places: _Places, judged: _Places, options: ProbeOption
     model.load_state_dict(weights)
 
 
-def _choices(samples: Sequence[Sample], offset: int) -> Tensor:
+def _choices(samples: Sequence[TextWithStates], offset: int) -> Tensor:
     """The target's own token at the guessed place; the text's where it is not known."""
     chosen = [one.tokens[offset + 1 :] if one.choices is None else one.choices[offset : len(one.tokens) - 1] for one in samples]
     return torch.cat(chosen)
 
 
 @torch.no_grad()
-def _read(model: _Probe, places: _Places) -> Reading:
+def _read(model: _Probe, places: _Places) -> ProbeScore:
     model.eval()
     losses, hits = [], []
     for begin in range(0, len(places.inputs), 1024):
@@ -171,4 +171,4 @@ def _read(model: _Probe, places: _Places) -> Reading:
         losses.append(F.cross_entropy(logits, places.labels[rows], reduction="none"))
         hits.append(logits.argmax(-1) == places.choices[rows])
     model.train()
-    return Reading(float(torch.cat(losses).mean()), float(torch.cat(hits).float().mean()))
+    return ProbeScore(float(torch.cat(losses).mean()), float(torch.cat(hits).float().mean()))
