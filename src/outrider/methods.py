@@ -220,7 +220,8 @@ def compose(
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
     drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
-    return Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
+    planned = policy_row.build(fill(policy_row.options, given)).for_ways(drafter.num_ways)
+    return Method(drafter, rule_row.build(given), planned)
 
 
 def _build_part(

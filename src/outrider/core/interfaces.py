@@ -195,6 +195,8 @@ class Drafter(ABC):
     """True for plain decoding: the drafter never guesses."""
     drafts_alone: bool = False
     """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
+    num_ways: int = 1
+    """Ways of drafting that differ in what they cost, the cheapest first and the whole drafter last. A plan names one."""
     reads_logits: bool = False
     """Whether ``observe`` learns from the target's logits."""
 
@@ -293,6 +295,11 @@ class Policy(ABC):
     def carry(self, state: Any, prompts: Prompts) -> None:
         """Note that the next round also reads ``prompts``; called before ``plan``. For policies that weigh costs."""
         del state, prompts
+
+    def for_ways(self, num_ways: int) -> Policy:
+        """The policy of a drafter with so many ways. Most policies always ask the whole drafter."""
+        del num_ways
+        return self
 
     def captured_shape(self) -> CapturedShape | None:
         """The draft lengths of captured rounds under this policy; None if a plan depends on more than the last round."""
