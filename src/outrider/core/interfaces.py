@@ -27,6 +27,7 @@ from outrider.core.prices import PriceSource
 from outrider.core.random_source import RandomSource
 from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.resume import Resume
+from outrider.core.rewinding import Rewinding
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.row_draft import RowDraft
 from outrider.core.row_state import RowState, Stateless
@@ -182,7 +183,7 @@ class Observation:
         return self.draft_seconds + self.score_seconds if self.round_seconds is None else self.round_seconds
 
 
-class Drafter(ABC):
+class Drafter(Rewinding, ABC):
     """Proposes trees."""
 
     offers: ClassVar[tuple[Draws, ...]]
