@@ -103,11 +103,6 @@ class Adaptive(Policy):
             self.costs = CostModel(self._source.read(self._nodes_of))
         return _State(self._new_rows(num_rows), self)
 
-    def for_ways(self, num_ways: int) -> Policy:
-        from outrider.policies.ways import Ways
-
-        return Ways([Adaptive(self.options) for _ in range(num_ways)]) if num_ways > 1 else self
-
     def captured_shape(self) -> CapturedShape:
         """The widest trees. Rounds are captured for them alone, so from now on no others are planned."""
         self._spreads = self._spreads[-1:]
