@@ -14,7 +14,7 @@ from outrider.core.catalog import Catalog
 from outrider.core.draft import Draws, Shape
 from outrider.core.errors import CompositionError, OptionError, closest
 from outrider.core.method import agree_on_draws
-from outrider.core.method_rows import MethodRow, PolicyRow, RuleRow, option_names
+from outrider.core.method_rows import ExecutorOptions, MethodRow, PolicyRow, RuleRow, option_names
 
 _RENAMED = {"ends": "target_folder"}
 """Options of earlier versions, and what they are called now."""
@@ -70,7 +70,8 @@ class Choice:
         row, rule_row, given = tables.methods[self.name], self.rule(tables), self.given(tables)
         agree_on_draws(row.drafter, rule_row.rule)
         rows = tables.rows_of(self.name, given)
-        kinds = [tables.policies[self.policy].options, rule_row.options, *(part.options for part in rows.values())]
+        own = (part.options for part in rows.values())
+        kinds = [tables.policies[self.policy].options, rule_row.options, ExecutorOptions, *own]
         valid = set[str]().union(*map(option_names, kinds))
         for option in self.options:
             if option not in valid:

@@ -8,7 +8,7 @@ many of them as it has room for. ``Engine.step`` is the oracle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -154,7 +154,7 @@ class BetweenRounds(DeviceDrafter):
         assert self._sampler is not None
         room = [max(0, min(row.params.max_tokens - row.num_output, target.max_len - len(row.tokens)) - 1) for row in rows]
         depths, count = tuple(min(plan.max_depth[slot], depth) for slot in self._slots), self._shape.guesses.get(depth, 0)
-        asked = Plan(depths, (count,) * len(rows), plan.stop, plan.doubt, plan.reason).clipped(room)
+        asked = replace(plan, max_depth=depths, max_nodes=(count,) * len(rows)).clipped(room)
         seeds = sent([row.seed for row in rows], torch.int64, device)
         positions = sent([row.num_output for row in rows], torch.int64, device)
         noise = self._noise = Noise(seeds, positions, target.gumbel_stream, target.choose)

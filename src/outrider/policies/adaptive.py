@@ -106,6 +106,11 @@ class Adaptive(Policy):
             self.costs = CostModel(self._source.read(self._nodes_of))
         return _State(self._new_rows(num_rows), self)
 
+    def for_ways(self, num_ways: int) -> Policy:
+        from outrider.policies.ways import Ways
+
+        return Ways([Adaptive(self.options) for _ in range(num_ways)]) if num_ways > 1 else self
+
     def captured_shape(self) -> CapturedShape:
         """The widest trees that may be planned. Rounds are captured for these alone, so the policy plans no others from now
         on."""
@@ -135,6 +140,15 @@ class Adaptive(Policy):
         self._rounds.append((state, SeenRound.of(observation)))
         share = TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1)
         self._unpaid -= share * observation.seconds
+
+    def stand_by(self, state: _State, observation: Observation) -> None:
+        """A round in which the drafter was asked in another way. What is known of this one fades, as with other spreads."""
+        state.is_behind = True
+        self._unpaid -= TUNING.thinking * observation.seconds
+        for seen in (self.found, *self.usual.seen.values()):
+            seen.fade(2)
+        for row in state.rows:
+            row.record(0, 0, 0)
 
     def _think(self, state: _State) -> Plan:
         """Make the next plan. It stays as it is, unless the round is a test."""

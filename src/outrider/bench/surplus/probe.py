@@ -60,14 +60,19 @@ class ProbeOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ProbeScore:
     """Quality of a probe at held-out places."""
 
     loss: float
     """Cross-entropy with the text, in nats."""
-    agreement: float
-    """Share of places where its best token is the target's own choice."""
+    hits: tuple[Tensor, ...]
+    """Text by text, place by place: whether its best token is the target's own choice there."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of places with a hit."""
+        return float(torch.cat(self.hits).float().mean())
 
 
 @final
@@ -106,11 +111,13 @@ def probe(
 ) -> ProbeScore:
     """Train one probe for the token ``offset`` places beyond the next, and evaluate it on unseen texts."""
     kept = max(1, round(len(samples) * options.held_out))
-    places = [_places(part, readout, offset, state=state, tokens=tokens) for part in _split(samples, kept)]
+    parts = _split(samples, kept)
+    places = [_places(part, readout, offset, state=state, tokens=tokens) for part in parts]
     torch.manual_seed(options.seed)
     model = _Probe(places[0].inputs.shape[1], readout, options)
     _train(model, places[2], places[1], options)
-    return _read(model, places[0])
+    loss, hits = _read(model, places[0])
+    return ProbeScore(loss, hits.split([len(sample.tokens) - offset - 1 for sample in parts[0]]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +156,7 @@ def _train(model: _Probe, places: _Places, judged: _Places, options: ProbeOption
         rule.step()
         decay.step()
         if step % options.judge_every == 0 or step == options.num_steps:
-            reached = _read(model, judged.first(2048)).loss
+            reached, _ = _read(model, judged.first(2048))
             if reached < best:
                 best, weights = reached, {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
@@ -162,7 +169,8 @@ def _choices(samples: Sequence[TextWithStates], offset: int) -> Tensor:
 
 
 @torch.no_grad()
-def _read(model: _Probe, places: _Places) -> ProbeScore:
+def _read(model: _Probe, places: _Places) -> tuple[float, Tensor]:
+    """The loss, and the hits [places]."""
     model.eval()
     losses, hits = [], []
     for begin in range(0, len(places.inputs), 1024):
@@ -171,4 +179,4 @@ def _read(model: _Probe, places: _Places) -> ProbeScore:
         losses.append(F.cross_entropy(logits, places.labels[rows], reduction="none"))
         hits.append(logits.argmax(-1) == places.choices[rows])
     model.train()
-    return ProbeScore(float(torch.cat(losses).mean()), float(torch.cat(hits).float().mean()))
+    return float(torch.cat(losses).mean()), torch.cat(hits)
