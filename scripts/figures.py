@@ -32,8 +32,6 @@ SETTING = re.compile(r"\(`\w+`\)|\(`--[\w-]+`|`--[\w-]+` \(|interval\b|default")
 DECIMAL = re.compile(r"(?<![\w.-])\d+\.\d+(?![\w.])")
 _SETTINGS = re.compile(r"^\|\s*(option|field|setting[^|]*|name|word|family)\s*\|", re.IGNORECASE)
 """First heads of tables that explain: their decimals are settings or names of versions."""
-STILL_TYPED = ("analyse.md", "audit.md", "prune.md", "trim.md")
-"""Pages with tables that were typed by hand. They are to be moved to results files; none may join them."""
 _CODE = re.compile(r"`[^`]*`")
 _FILE = re.compile(r"\w+\.json\b")
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -50,17 +48,16 @@ def untraced(page: str, text: str) -> Iterator[Finding]:
         for number, line in enumerate(written[begin:end].split("\n"), first):
             is_row = line.lstrip().startswith("|")
             head = (head or line.lstrip()) if is_row else ""
-            if not FIGURE.search(line) and not (is_row and _is_typed(page, head, line)):
+            if not FIGURE.search(line) and not (is_row and _is_typed(head, line)):
                 continue
             traced = has_file or "](" in line or "arXiv" in line if is_row else has_source
             if not traced and SETTING.search(line) is None:
                 yield Finding(page, number, line.strip())
 
 
-def _is_typed(page: str, head: str, row: str) -> bool:
+def _is_typed(head: str, row: str) -> bool:
     """A row of a table holds a decimal that is no setting."""
-    is_left_out = _SETTINGS.match(head) or Path(page).name in STILL_TYPED
-    return not is_left_out and DECIMAL.search(_CODE.sub("", row)) is not None
+    return _SETTINGS.match(head) is None and DECIMAL.search(_CODE.sub("", row)) is not None
 
 
 def _blanked(text: str) -> str:
