@@ -32,7 +32,7 @@ def gpu_decoder(
     """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere. ``page_len`` 0
     leaves the tokens of a page of keys to it. With a ``joint`` it is one rank's share."""
     check_numerics(numerics)
-    if not can_run(config, weights.embedding.dtype, weights.embedding.device, bits=bits):
+    if not can_run(config, weights.dtype, weights.embedding.device, bits=bits):
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
     from outrider.models.gpu.pages import PAGE_LEN
