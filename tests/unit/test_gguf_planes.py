@@ -14,7 +14,9 @@ from test_gguf import write_gguf
 from test_stored_gguf import MIXES, Q4_K_M, model_file
 from triton_interpreter import DEVICE
 
+from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
+from outrider.models import gpu, load
 from outrider.models.gguf import GGUFFile, read_gguf
 from outrider.models.gguf.stored import STORED, stored_matrices
 from outrider.models.gpu.decoder import FastDecoder
@@ -27,7 +29,7 @@ from outrider.models.info import describe_model
 from outrider.models.load import lean_config, load_model
 from outrider.models.packed import Packed, Stacked
 from outrider.models.planes import Planes
-from outrider.models.quantised.gguf_planes import planes_of, planes_source, why_not_on_gpu
+from outrider.models.quantised.gguf_planes import gguf_planes, planes_of, planes_source, why_not_on_gpu
 from outrider.models.quantised.packed_rows import PackedRows
 from outrider.models.weights import read_weights
 
@@ -181,6 +183,24 @@ def test_experts_and_odd_heads_are_named() -> None:
     assert "experts in the blocks of a file" in why_not_on_gpu(tiny_config("mixtral", **shapes, num_local_experts=4))
     odd = tiny_config("llama", **{**shapes, "head_dim": 24})
     assert "heads of 24 in the blocks of a file" in why_not_on_gpu(odd)
+
+
+def test_the_option_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``dtype="stored"`` on a device; any other type dequantises. The device is played by the CPU."""
+    path, cpu = str(model_file(tmp_path, Q4_K_M)), torch.device("cpu")
+    monkeypatch.setattr(load, "device_of", torch.device)
+    monkeypatch.setattr(gpu, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(load, "gguf_planes", lambda config, file, device: gguf_planes(config, file, cpu))
+    found = load_model(path, dtype="stored", device="cuda", max_len=100)
+    assert isinstance(found, FastDecoder) and found.dtype == torch.bfloat16 and found.max_len == 100
+    assert found.numerics == "fast" and isinstance(found.weights.embedding, Planes)
+    assert load_model(path, dtype="stored", device="cuda", numerics="invariant").traits.is_invariant
+    monkeypatch.setattr(load, "gguf_planes", lambda *_: None)
+    with pytest.raises(OptionError, match=r"is not available for .*: it needs triton; use 'bfloat16'"):
+        load_model(path, dtype="stored", device="cuda")
+    monkeypatch.setattr(load, "why_not_on_gpu", lambda config: ["experts in the blocks of a file"])
+    with pytest.raises(OptionError, match="the fast decoder has no experts in the blocks of a file; use 'bfloat16'"):
+        load_model(path, dtype="stored", device="cuda")
 
 
 def test_info_says_that_it_is_there(tmp_path: Path) -> None:
