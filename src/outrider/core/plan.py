@@ -23,7 +23,9 @@ class Plan:
     """Why the policy planned this."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
-        """The plan with no path longer than ``room[b]``."""
+        """The plan with no path longer than ``room[b]``; itself where all fit, as in nearly every round."""
+        if min(room) >= max(self.max_depth) and (min(self.max_depth) or not any(self.max_nodes)):
+            return self
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
         return Plan(depth, nodes, self.stop, self.doubt, self.reason)

@@ -26,6 +26,8 @@ def plain_plan(limits: Sequence[int | None], room: int) -> Plan | None:
 
 def within(plan: Plan, limits: Sequence[int | None], room: int) -> Plan:
     """The plan with no path longer than its row's limit and no tree larger than ``room``; says which of them cut it."""
+    if max(*plan.max_nodes, *plan.max_depth) <= room and limits.count(None) == len(limits):
+        return plan
     most = [room if limit is None else min(limit, room) for limit in limits]
     depth = tuple(map(min, plan.max_depth, most))
     nodes = tuple(min(count, room) if length else 0 for count, length in zip(plan.max_nodes, depth, strict=True))
