@@ -22,6 +22,7 @@ import torch
 from outrider.core.device_round import LateTexts
 from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.interfaces import Plan
+from outrider.core.reading_target import PromptPiece
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.constrained import finish_round
@@ -46,8 +47,7 @@ class DeviceLane(Lane):
         self._graphs = graphs
         self._size = 0
         """Slots of the frame; 0 as long as the lane has none."""
-        self._seats: dict[int, Seat] = {}
-        """Those who have a slot."""
+        self._seats: dict[int, Seat] = {}  # those who have a slot
         self._joining: list[Seat] = []
         self._pending: Launched | None = None
         self._num_rounds = 0
@@ -106,9 +106,9 @@ class DeviceLane(Lane):
         self._empty([slot for slot, seat in self._seats.items() if seat.number == number])
         self._rest()
 
-    def step(self, room: int) -> RoundReport | None:
+    def step(self, room: int, pieces: Sequence[PromptPiece] = ()) -> RoundReport | None:
         """Start the next round, then report the one before it, if there was one."""
-        del room  # rounds are captured only where memory has no budget
+        del room, pieces  # rounds are captured only where memory has no budget, and read what ``reads`` has taken
         if not self.rows:
             return None
         self._arriving.begin_round()

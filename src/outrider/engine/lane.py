@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from outrider.core.reading_target import PromptPiece
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.memory import BatchSize
@@ -71,6 +72,6 @@ class Lane(ABC):
         """Give a request up, if it is here."""
 
     @abstractmethod
-    def step(self, room: int) -> RoundReport | None:
+    def step(self, room: int, pieces: Sequence[PromptPiece] = ()) -> RoundReport | None:
         """Run the next round with at most ``room`` guesses a row; what the latest round that has ended did. Requests that have
-        ended leave."""
+        ended leave. The lane that the scheduler gives ``pieces`` reads them in the same pass."""
