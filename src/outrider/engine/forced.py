@@ -84,7 +84,7 @@ class Forced(NamedTuple):
                 laws[row, node, ..., token] = 1.0
         return laws
 
-    def count(self, states: Sequence[RequestState], seen: Observation) -> None:
+    def remember(self, states: Sequence[RequestState], seen: Observation) -> None:
         """Remember how many of these tokens held."""
         for state, run, passed in zip(states, self.runs, seen.num_accepted, strict=True):
             if run:

@@ -142,7 +142,7 @@ class Engine:
         own = 1 - self._reading_share(draft, pieces, scored - planned)  # so that rounds with and without prompts compare
         seconds = drafted - planned, own * (scored - drafted)
         seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], *seconds, plan)
-        forced.count(batch.rows, seen)
+        forced.remember(batch.rows, seen)
         method.drafter.observe(batch.drafter_state, forced.seen_by(method.drafter, own_draft, seen))
         seen = replace(seen, round_seconds=own * (self._own_clock() - planned), padded=self.target.traits.pads)
         if plain is None:
