@@ -10,7 +10,6 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Context, Plan
-from outrider.core.rng import NoiseOfTheEnd
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 
@@ -41,10 +40,8 @@ def after_context(context: Context, texts: Sequence[Sequence[int]]) -> Context:
 def at_the_end(context: Context, texts: Sequence[Sequence[int]], draws: Draws) -> Context:
     """The context in which a guess foresees the token that ends this round after ``texts``: as the target chooses with the
     noise of its position, or as rules of sampled guesses draw it with that of the round."""
-    later, noise = after_context(context, texts), context.noise
-    if draws is Draws.DETERMINISTIC:
-        return later
-    return replace(later, noise=NoiseOfTheEnd(noise.seeds, noise.positions, noise.stream, noise.choose))
+    later = after_context(context, texts)
+    return later if draws is Draws.DETERMINISTIC else replace(later, noise=replace(context.noise, of_the_end=True))
 
 
 def cut(draft: Draft, plan: Plan) -> Draft:
