@@ -5,7 +5,6 @@
 
 Objects of these classes are frozen: hyper-parameters and weights. What evolves is a state value that belongs to the
 requests of a batch and dies with them. Everything is batched: B requests, each with its own length and its own tree.
-
 What only some parts can do has files of its own (``layered_target.py``, ``stopping.py``, ``lasting_memory.py`` ...).
 """
 
@@ -196,6 +195,8 @@ class Drafter(Rewinding, ABC):
     """True for plain decoding: the drafter never guesses."""
     drafts_alone: bool = False
     """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
+    num_ways: int = 1
+    """Ways of drafting that differ in what they cost, the cheapest first and the whole drafter last. A plan names one."""
     reads_logits: bool = False
     """Whether ``observe`` learns from the target's logits."""
 

@@ -47,16 +47,15 @@ def load_model(
 ) -> Target:
     """The model called ``name``.
 
-    ``dtype`` None or "auto" picks the fastest safe type. "int8" and "int4" round the weights and so change the model;
-    "w8a8" also rounds the inputs of every product. Quantised matrices are kept if the device has a product for them, and
-    dequantised for any other type. "stored" requires that they are kept, for a GGUF file or a quantised folder on a CPU,
-    where inputs are rounded to 8 bits.
+    ``dtype`` None or "auto" picks the fastest safe type. "int8" and "int4" round the weights and so change the model; "w8a8"
+    also rounds the inputs of every product. Quantised matrices are kept if the device has a product for them, and dequantised
+    for any other type. The value "stored" requires that they are kept, for a GGUF file or a quantised folder on a CPU. Inputs
+    are then rounded to 8 bits.
 
     ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
     length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires
     scores that do not depend on what shares a pass (``models.gpu.NUMERICS``). ``page_len`` keeps keys and values in pages
-    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder).
-    """
+    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)

@@ -2,14 +2,14 @@
 
 Each output (8 bits) or each 128 inputs of an output (4 bits) share a scale, the largest number of theirs over 127 or 7; no
 calibration. It changes the model: the text is that of the rounded model, whose own plain decoding is what speculation on it
-equals. Two nibbles share a byte: input j of a group of 128 is the low one of byte j, input 64 + j the high one, so that a
-tile of bytes is two tiles of inputs, each in order.
+equals. Two nibbles share a byte: input j of a group of 128 is the low one of byte j, input 64 + j the high one. So a tile of
+bytes is two tiles of inputs, each in order.
 
     w ~ scale * q,      q = round(w / scale) in -127 .. 127,  or -7 .. 7 stored as q + 8
 
-Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by somebody else: with other groups, with
-zeros (w = scale * (q - zero)), with e4m3 floats in the place of whole numbers of 8 bits, or in 4 bits with places in a table
-(nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
+Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by their makers. They may have other groups,
+zeros (w = scale * (q - zero)), or e4m3 floats in the place of whole numbers of 8 bits. In 4 bits they may have places in a
+table (nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ _LARGE = {"qkv", "out", "gate_up", "down"}
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerMatrices:
     """The matrices of a layer, and its other weights (whose matrices are empty where they have been packed)."""
 
     qkv: Matrix
@@ -148,7 +148,7 @@ class Matrices:
     """A decoder's weights in the form used for products."""
 
     embedding: Tensor
-    layers: list[Layer]
+    layers: list[LayerMatrices]
     norm: Tensor | None
     head: Matrix
     norm_bias: Tensor | None = None
@@ -180,9 +180,9 @@ def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
     return pack(weight, 4 if bits == 4 and weight.shape[1] % GROUP == 0 else 8)
 
 
-def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> Layer:
+def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> LayerMatrices:
     """A layer that drops its original matrices once they are packed."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
     none, found = weights.qkv.new_empty(0, 0), {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
     weights = replace(weights, **{name: none for name, matrix in found.items() if isinstance(matrix, Packed)})
-    return Layer(qkv, out, gate_up, down, weights)
+    return LayerMatrices(qkv, out, gate_up, down, weights)
