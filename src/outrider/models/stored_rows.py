@@ -1,7 +1,7 @@
 """Parts of stored matrices: the inputs of a rank, in rows that stay as a file or a program holds them.
 
 A stored matrix is a table of its rows (``gguf/stored.py``). A part of its inputs is the same table, with rows that begin some
-whole blocks later. Codes and scales are those of the whole matrix, and inputs are rounded 32 at a time for both, so products of
+whole blocks later. Codes and scales are those of the whole matrix. Inputs are rounded 32 at a time for both. So products of
 parts add up to the product of the whole.
 """
 
