@@ -109,7 +109,7 @@ def one_way(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
             seconds[index] = min(seconds[index], time.process_time() - began)
             if turn == 0:
                 texts.append(text)
-    tokens = arguments.max_tokens * arguments.prompts
+    tokens = arguments.max_tokens * len(prompts)  # the suite may have fewer than were asked for
     per_step = tokens * arguments.rounds / steps()
     return {"way": way, "tokens": tokens, "tokens_per_step": per_step, "cpu_s": sum(seconds), "texts": texts}
 
