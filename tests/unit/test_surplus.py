@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.bench.surplus.analysis import Analysis, Offset, analyse, table
-from outrider.bench.surplus.probe import ProbeOptions, Reading, Readout
+from outrider.bench.surplus.probe import ProbeOptions, ProbeScore, Readout
 from outrider.bench.surplus.sources import HiddenMarkov
 from outrider.cli.main import main
 
@@ -65,7 +65,7 @@ def test_the_probe_finds_what_is_there() -> None:
 def offset(k: int, **hits: list[int]) -> Offset:
     """The probes of an offset on one text, by their hits."""
     found = {
-        kind.replace("_and_", " + "): Reading(float(len(one) - sum(one)), (torch.tensor(one) > 0,))
+        kind.replace("_and_", " + "): ProbeScore(float(len(one) - sum(one)), (torch.tensor(one) > 0,))
         for kind, one in hits.items()
     }
     return Offset(k, found)

@@ -26,6 +26,7 @@ from outrider.core.prices import PriceSource
 from outrider.core.random_source import RandomSource
 from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.resume import Resume
+from outrider.core.rewinding import Rewinding
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.row_draft import RowDraft
 from outrider.core.row_state import RowState, Stateless
@@ -181,7 +182,7 @@ class Observation:
         return self.draft_seconds + self.score_seconds if self.round_seconds is None else self.round_seconds
 
 
-class Drafter(ABC):
+class Drafter(Rewinding, ABC):
     """Proposes trees."""
 
     offers: ClassVar[tuple[Draws, ...]]
@@ -190,8 +191,7 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     """Target layers whose hidden states this drafter reads, of prompts and of rounds. ``round_taps`` may name fewer."""
     draws: Draws
-    never_guesses: ClassVar[bool] = False
-    """True for plain decoding: the drafter never guesses."""
+    never_guesses: ClassVar[bool] = False  # True for plain decoding
     drafts_alone: bool = False
     """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
     num_ways: int = 1

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from outrider.bench.surplus.probe import ProbeOptions, Reading, Readout, Sample, probe
+from outrider.bench.surplus.probe import ProbeOptions, ProbeScore, Readout, TextWithStates, probe
 
 KINDS = {"tokens": (False, True), "state": (True, False), "state + tokens": (True, True)}
 """What a probe sees: the state, the tokens in between."""
@@ -32,7 +32,7 @@ class Offset:
     """The probes of one offset; ``readings`` by the names of ``KINDS``."""
 
     offset: int
-    readings: dict[str, Reading]
+    readings: dict[str, ProbeScore]
 
     @property
     def surplus(self) -> float:
@@ -77,7 +77,7 @@ class Analysis:
 
 
 def analyse(
-    samples: Sequence[Sample], readout: Readout, *, num_offsets: int = 3, options: ProbeOptions | None = None
+    samples: Sequence[TextWithStates], readout: Readout, *, num_offsets: int = 3, options: ProbeOptions | None = None
 ) -> Analysis:
     """Probe every offset from 1 on: 1 is the token after the next one."""
     options = options or ProbeOptions()

@@ -110,6 +110,7 @@ class Hybrid(Drafter):
     """The union of several drafters' trees."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
+    waits: ClassVar = "every verdict decides what its parts draft next"
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
 
