@@ -1,7 +1,7 @@
 """Agents and long reasoning: what methods are worth on the suites ``agent`` and ``reasoning-long``, and what a memory adds.
 
 Every method answers every prompt, greedy, in lockstep: the one that has said least makes the next round, so all meet the same
-machine. The prompts of a suite are one session in their order, as an agent's tasks on the same files are: the memory of a
+machine. The prompts of a suite are one session in their order, like an agent's tasks on the same files. The memory of a
 ``Conversation`` learns their files, turns and answers, and is emptied before every repetition. *Default* is what ``LLM``
 chooses for the model by itself. Every method has its row's own policy, mostly ``adaptive``. Seconds are those of a processor,
 of one thread.

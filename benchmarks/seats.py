@@ -3,12 +3,12 @@
     PYTHONPATH=src python benchmarks/seats.py --heads build/field/blocks/heads [--kinds dspark,dflash] [--seats 1,16,64]
     PYTHONPATH=src python benchmarks/seats.py --heads build/field/blocks/heads --inflated --kinds dspark,dflash,eagle3
 
-All methods answer the same prompts in turns, in one process; the figure is the median over rounds of the tokens of all answers
-over the seconds they took, prompts included. On a CPU these are seconds of the processor, of one thread, because other work
-may run beside. On a GPU rounds are captured beforehand, and the first turn is not counted: kernels are
+All methods answer the same prompts in turns, in one process. The figure is the median over rounds of the tokens of all answers
+over the seconds they took, prompts included. On a CPU these are seconds of the processor, of one thread, because other work may
+run beside. On a GPU rounds are captured beforehand, and the first turn is not counted: kernels are
 compiled, prices learned. Beside it stands how long the host took to seat the texts, of all turns the shortest. *Fixed* drafts
-chains of four whatever they cost. Greedy; texts are compared with plain decoding's. ``--inflated`` runs
-target and heads in the shapes of Llama-3-8B, on a GPU (recipes/inflate.py: real shapes, the bundled model's text).
+chains of four whatever they cost. Greedy; texts are compared with plain decoding's. ``--inflated`` runs target and heads in the
+shapes of Llama-3-8B, on a GPU (recipes/inflate.py: real shapes, the bundled model's text).
 """
 
 from __future__ import annotations

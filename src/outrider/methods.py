@@ -225,7 +225,8 @@ def compose(
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
     drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
-    method = Method(drafter, rule_row.build(given), policy_row.made(fill(policy_row.options, given), drafter.num_ways))
+    planned = policy_row.made(fill(policy_row.options, given), drafter.num_ways)
+    method = Method(drafter, rule_row.build(given), planned)
     return replace(method, drafter=beside(name, drafter)) if fill(ExecutorOptions, given).beside else method
 
 

@@ -1,6 +1,6 @@
 """Rows of the tables: how a part is built, what it needs, and which options it has.
 
-The tables themselves are in ``methods.py``. A row may be made of other rows (a hybrid of drafters, a cascade): it then says
+The tables themselves are in ``methods.py``. A row may be made of other rows (a hybrid of drafters, a cascade). It then says
 which of its options names them, and its builder asks ``Parts.part`` for their drafters.
 """
 
@@ -73,7 +73,7 @@ class MethodRow:
     """One row of the table."""
 
     summary: str
-    """What it does, in one line."""
+    """One line that describes the method."""
     paper: str
     """Where the idea comes from."""
     drafter: type[Drafter]
@@ -140,7 +140,7 @@ class RuleRow:
 
     @property
     def keeps(self) -> str:
-        """What of plain decoding a text keeps under this rule, in words."""
+        """The property of plain decoding's text that this rule keeps, in words."""
         if self.rule.keeps_seed:
             return "the seed: the text of plain decoding with the same seed, token for token"
         return (
