@@ -4,9 +4,9 @@
 
 VLLM_PYTHON is the Python of an environment with vLLM, in which outrider can be imported too (PYTHONPATH=src). MODEL is a folder
 of transformers. Each way runs in a process of its own: vLLM without guesses, with its n-gram, with our suffix proposer, and our
-own engine with the same drafter and length. "recycling" and "outrider-recycling" are token recycling in both. All are greedy,
-in float32, on one thread, one prompt at a time. Seconds are CPU seconds; every prompt counts at its fastest. The last line is
-JSON. The exit code is 1 if a text of vLLM differs from plain.
+own engine with the same drafter and length. The ways "recycling" and "outrider-recycling" are token recycling in both. All are
+greedy, in float32, on one thread, one prompt at a time. Seconds are CPU seconds; every prompt counts at its fastest. The last
+line is JSON. The exit code is 1 if a text of vLLM differs from plain.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-_PROPOSERS = {"suffix": "Suffix", "recycling": "TokenRecycling"}
+_PROPOSERS = {"suffix": "SuffixProposer", "recycling": "TokenRecyclingProposer"}
 _OURS: dict[str, dict[str, Any]] = {
     "outrider": {"method": "suffix"},
     "outrider-recycling": {"method": "token-recycling", "num_successors": 1, "recycle_prompt": False},

@@ -62,7 +62,7 @@ class NoDevice:
 
 
 def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
-    """What stands in the place of ``kernel[grid]``."""
+    """A stand-in for ``kernel[grid]`` that compiles and does not run."""
 
     def call(*arguments: Any, **options: Any) -> None:
         kernel.run(*arguments, grid=grid, warmup=True, **options)
@@ -128,7 +128,7 @@ def families() -> None:
 
 def quantised() -> None:
     """Products with the matrices of quantised checkpoints, through the ring and without, and their numbers in 16 bits."""
-    from outrider.models.gpu.grouped import sixteen_bits
+    from outrider.models.gpu.products import sixteen_bits
     from outrider.models.gpu.small_batch_matmul import Tile, product
     from outrider.models.packed import Packed
 
@@ -154,19 +154,38 @@ def quantised() -> None:
         product(x[:bm], table, tile=Tile(64, 128, bm=bm, num_parts=2))
     sixteen_bits(table, torch.bfloat16)
     sixteen_bits(Packed(nibbles, small.half(), small), torch.bfloat16)
+    stored_blocks(x)
     experts_in_mxfp4()
+
+
+def stored_blocks(x: torch.Tensor) -> None:
+    """Products of every kind with matrices of every storage type of GGUF, and rows of them written out."""
+    from outrider.models.gguf.quants import STORAGE_TYPES
+    from outrider.models.gguf.reader import TensorEntry
+    from outrider.models.gpu.planes_matmul import written_out
+    from outrider.models.gpu.products import multiply
+    from outrider.models.gpu.tiles import Kind
+    from outrider.models.quantised.gguf_planes import LAYOUTS, planes_of
+
+    for storage in STORAGE_TYPES.values():
+        if storage.name in LAYOUTS:
+            entry = TensorEntry("m", (512, x.shape[1]), storage, 0)
+            planes = planes_of(torch.zeros(512, storage.num_bytes(x.shape[1]), dtype=torch.uint8), entry)
+            for count, kind in pairs((1, 32, 64), Kind):
+                multiply(x[:count], planes, kind)
+            written_out(planes, torch.bfloat16, torch.zeros(3, dtype=torch.int64))
 
 
 def experts_in_mxfp4() -> None:
     """Grouped products of one node and of many, with gates and without."""
-    from outrider.models.gpu.expert_products import Blocks, expert_product
+    from outrider.models.gpu.expert_products import ExpertBlocks, expert_product
     from outrider.models.packed import Packed
 
     count, size, depth, per_row = 8, 256, 512, 4
     for rows, block in ((1, 16), (128, 64)):
         num_pairs = rows * per_row
         index, pairs = torch.zeros(count, dtype=torch.int32), torch.zeros(count, block, dtype=torch.int32)
-        blocks = Blocks(torch.ones(num_pairs), index, pairs)
+        blocks = ExpertBlocks(torch.ones(num_pairs), index, pairs)
         for outputs, activation in ((size, "clamped"), (depth, None)):
             inputs, sides = (depth, 2) if activation else (size, 1)
             num_rows = count * outputs * sides

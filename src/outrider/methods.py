@@ -8,6 +8,7 @@ Adding a method is one file, one line here and one page under ``docs/methods/``;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,10 @@ from outrider.core.entry_points import each_entry_point
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
-from outrider.core.method_rows import MethodRow, Parts, PolicyRow, RuleRow, fill
+from outrider.core.method_rows import ExecutorOptions, MethodRow, Parts, PolicyRow, RuleRow, fill
 from outrider.core.translation import Translation
 from outrider.drafters import plain
+from outrider.drafters.beside import beside
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
 from outrider.drafters.heads import (
     chimera,
@@ -77,6 +79,7 @@ from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.optimal import Optimal, OptimalOptions
 from outrider.policies.threshold import Threshold, ThresholdOptions
 from outrider.policies.tuning import AdaptiveOptions
+from outrider.policies.ways import Ways
 
 METHODS: Catalog[MethodRow] = Catalog(
     "method",
@@ -171,7 +174,9 @@ POLICIES: Catalog[PolicyRow] = Catalog(
     "policy",
     {
         "fixed": PolicyRow(Fixed, FixedOptions, "the same length every round"),
-        "adaptive": PolicyRow(Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none"),
+        "adaptive": PolicyRow(
+            Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none", Ways
+        ),
         "optimal": PolicyRow(Optimal, OptimalOptions, "the best length by measured acceptance and cost"),
         "heuristic": PolicyRow(Heuristic, HeuristicOptions, "longer after a fully accepted draft, shorter after a rejection"),
         "bandit": PolicyRow(Bandit, BanditOptions, "lengths as the arms of a bandit, rewarded by tokens per second"),
@@ -220,7 +225,9 @@ def compose(
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
     drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
-    return Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
+    planned = policy_row.made(fill(policy_row.options, given), drafter.num_ways)
+    method = Method(drafter, rule_row.build(given), planned)
+    return replace(method, drafter=beside(name, drafter)) if fill(ExecutorOptions, given).beside else method
 
 
 def _build_part(

@@ -5,7 +5,6 @@
 
 Objects of these classes are frozen: hyper-parameters and weights. What evolves is a state value that belongs to the
 requests of a batch and dies with them. Everything is batched: B requests, each with its own length and its own tree.
-
 What only some parts can do has files of its own (``layered_target.py``, ``stopping.py``, ``lasting_memory.py`` ...).
 """
 
@@ -27,6 +26,7 @@ from outrider.core.prices import PriceSource
 from outrider.core.random_source import RandomSource
 from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.resume import Resume
+from outrider.core.rewinding import Rewinding
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.row_draft import RowDraft
 from outrider.core.row_state import RowState, Stateless
@@ -182,7 +182,7 @@ class Observation:
         return self.draft_seconds + self.score_seconds if self.round_seconds is None else self.round_seconds
 
 
-class Drafter(ABC):
+class Drafter(Rewinding, ABC):
     """Proposes trees."""
 
     offers: ClassVar[tuple[Draws, ...]]
@@ -195,6 +195,8 @@ class Drafter(ABC):
     """True for plain decoding: the drafter never guesses."""
     drafts_alone: bool = False
     """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
+    num_ways: int = 1
+    """Ways of drafting that differ in what they cost, the cheapest first and the whole drafter last. A plan names one."""
     reads_logits: bool = False
     """Whether ``observe`` learns from the target's logits."""
 

@@ -2,21 +2,23 @@
 
 Each output (8 bits) or each 128 inputs of an output (4 bits) share a scale, the largest number of theirs over 127 or 7; no
 calibration. It changes the model: the text is that of the rounded model, whose own plain decoding is what speculation on it
-equals. Two nibbles share a byte: input j of a group of 128 is the low one of byte j, input 64 + j the high one, so that a
-tile of bytes is two tiles of inputs, each in order.
+equals. Two nibbles share a byte: input j of a group of 128 is the low one of byte j, input 64 + j the high one. So a tile of
+bytes is two tiles of inputs, each in order.
 
     w ~ scale * q,      q = round(w / scale) in -127 .. 127,  or -7 .. 7 stored as q + 8
 
-Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by somebody else: with other groups, with
-zeros (w = scale * (q - zero)), with e4m3 floats in the place of whole numbers of 8 bits, or in 4 bits with places in a table
-(nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
+Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by their makers. They may have other groups,
+zeros (w = scale * (q - zero)), or e4m3 floats in the place of whole numbers of 8 bits. In 4 bits they may have places in a
+table (nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -29,9 +31,76 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """The values of the sixteen e2m1 codes."""
 
 
+class FewBits(ABC):
+    """An [out, in] matrix of codes and scales. Its products take it as it is."""
+
+    outputs_at: ClassVar[Mapping[str, int]]
+    """The tensors that have a row, or a column, for every output: which of their dimensions that is."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Bits of a code."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def form(self) -> tuple[object, ...]:
+        """What matrices must share to be one matrix, one below the other."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @abstractmethod
+    def unpacked(self, dtype: torch.dtype | None = None) -> Tensor:
+        """[out, in] in ``dtype``, or in a float type of its own."""
+
+
+Few = TypeVar("Few", bound=FewBits)
+
+
+def joined(pieces: Sequence[Few]) -> Few:
+    """Matrices of one form, one below the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    parts = {name: [each for piece in pieces if (each := vars(piece)[name]) is not None] for name in pieces[0].outputs_at}
+    whole = {name: _concatenated(found, pieces[0].outputs_at[name]) for name, found in parts.items() if found}
+    return replace(pieces[0], **whole)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def picked(matrix: Few, rows: Tensor) -> Few:
+    """Some of the outputs, in another order."""
+    rows, found = rows.to(matrix.device), dict[str, Tensor]()
+    for name, dim in matrix.outputs_at.items():
+        tensor: Tensor | None = vars(matrix)[name]
+        if tensor is not None:
+            found[name] = _bytes(tensor).index_select(dim, rows).view(tensor.dtype).contiguous()
+    return replace(matrix, **found)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _concatenated(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    return torch.cat([_bytes(tensor) for tensor in tensors], dim).view(tensors[0].dtype)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Codes of one byte as bytes, which PyTorch joins and picks whatever they mean."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+@final
 @dataclass(frozen=True, eq=False)
-class Packed:
+class Packed(FewBits):
     """A rounded [out, in] matrix."""
+
+    outputs_at: ClassVar[Mapping[str, int]] = {"data": 0, "scales": 1, "zeros": 1}
 
     data: Tensor
     """[out, in] int8 or float8_e4m3fn, or [out, in / 2] uint8."""
@@ -85,8 +154,16 @@ class Packed:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.data, self.scales, self.zeros, self.levels) if part is not None)
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        levels = None if self.levels is None else tuple(self.levels.tolist())
+        return self.data.dtype, self.scales.dtype, self.group_len, self.zeros is None, levels
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
     def unpacked(self, dtype: torch.dtype | None = None) -> Tensor:
-        """[out, in] in ``dtype``, or in the type of the scales."""
         codes, levels = self.integers(), self.levels
         if self.is_e2m1:
             levels = torch.tensor(E2M1, device=codes.device)
@@ -128,12 +205,28 @@ def pack(weight: Tensor, bits: int) -> Packed:
     return Packed((nibbles[..., : GROUP // 2] | nibbles[..., GROUP // 2 :] << 4).flatten(1), scales)
 
 
-Matrix = Tensor | Packed
+@final
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """Matrices of different forms that the decoder joins, one below the other."""
+
+    pieces: tuple[FewBits, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(piece.shape[0] for piece in self.pieces), self.pieces[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+Matrix = Tensor | FewBits | Stacked
 _LARGE = {"qkv", "out", "gate_up", "down"}
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerMatrices:
     """The matrices of a layer, and its other weights (whose matrices are empty where they have been packed)."""
 
     qkv: Matrix
@@ -147,8 +240,8 @@ class Layer:
 class Matrices:
     """A decoder's weights in the form used for products."""
 
-    embedding: Tensor
-    layers: list[Layer]
+    embedding: Tensor | FewBits
+    layers: list[LayerMatrices]
     norm: Tensor | None
     head: Matrix
     norm_bias: Tensor | None = None
@@ -167,8 +260,19 @@ def matrices_of(weights: Weights, bits: int) -> Matrices:
     """The weights themselves for 16 bits; for 8 or 4, rounded layer by layer. A matrix whose inputs are not a multiple of
     128 takes 8 bits instead of 4."""
     shrink = partial(_shrunk, bits=bits, rows=weights.rows)
+    embedding = _kept_embedding(weights)
+    head = embedding if weights.head is weights.embedding and isinstance(embedding, FewBits) else shrink(weights.head)
     layers = [_layer(layer, shrink) for layer in weights.layers]
-    return Matrices(weights.embedding, layers, weights.norm, shrink(weights.head), weights.norm_bias)
+    return Matrices(embedding, layers, weights.norm, head, weights.norm_bias)
+
+
+def _kept_embedding(weights: Weights) -> Tensor | FewBits:
+    """The embedding in 16 bits, or as its file has it."""
+    if weights.embedding.dtype != STORED_ROWS:
+        return weights.embedding
+    found = _shrunk(weights.embedding, 16, weights.rows)
+    assert isinstance(found, FewBits), "one matrix of a file has one form"
+    return found
 
 
 def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
@@ -180,9 +284,9 @@ def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
     return pack(weight, 4 if bits == 4 and weight.shape[1] % GROUP == 0 else 8)
 
 
-def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> Layer:
+def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> LayerMatrices:
     """A layer that drops its original matrices once they are packed."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
     none, found = weights.qkv.new_empty(0, 0), {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
-    weights = replace(weights, **{name: none for name, matrix in found.items() if isinstance(matrix, Packed)})
-    return Layer(qkv, out, gate_up, down, weights)
+    weights = replace(weights, **{name: none for name, matrix in found.items() if not isinstance(matrix, Tensor)})
+    return LayerMatrices(qkv, out, gate_up, down, weights)

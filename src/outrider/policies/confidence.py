@@ -1,9 +1,9 @@
 """Draft until a guess is unsure: stop after one whose draft probability is below a threshold, and learn the threshold.
 
 The unsure guess itself is kept and verified; dropping it would bias sampled drafts (Lemma C of docs/lossless.md). Which
-threshold pays depends on the pair of models, so it is re-chosen from this request's own outcomes: it should separate guesses
-that were accepted from guesses that were rejected, missing a good one being three times as bad as following a bad one. (Hugging
-Face's "dynamic speculation", after Mamou et al. 2024, arXiv 2405.04304; there the adapted value never reaches the drafter.)
+threshold pays depends on the pair of models, so it is chosen again from this request's own outcomes. It should separate
+accepted from rejected guesses. Missing a good guess counts three times as much as following a bad one. (Hugging Face's "dynamic
+speculation", after Mamou et al. 2024, arXiv 2405.04304; there the adapted value never reaches the drafter.)
 
     stop after x if q(x) < threshold
     threshold <- argmin_t  P(q >= t | rejected) + 3 P(q < t | accepted)          over the last tested guesses
@@ -24,12 +24,12 @@ from outrider.policies.draft_law import probability_of
 from outrider.policies.lengths import depths_of, plan_of
 
 _FEWEST = 6
-"""Outcomes before the threshold moves."""
+"""Outcomes that are needed before the threshold moves."""
 
 
 @dataclass(frozen=True)
 class ConfidenceOptions:
-    """When a guess is unsure."""
+    """When a guess counts as unsure."""
 
     num_draft_tokens: int = 12
     """Most guesses of a round."""
@@ -54,12 +54,12 @@ class ConfidenceOptions:
 
 @final
 class ConfidenceStop(StopRule):
-    """Stops after an unsure guess; remembers how sure each was."""
+    """Stops a draft after an unsure guess, and remembers the probability of each guess."""
 
     def __init__(self, thresholds: Sequence[float]) -> None:
         self.thresholds = list(thresholds)
         self.seen: list[list[float]] = []
-        """Probability of the guess, by depth and row."""
+        """Probability of each guess, by depth and row."""
 
     def before(self, depth: int, law: Law) -> None:
         del depth, law
@@ -95,7 +95,7 @@ class _State(RowState):
 
 @final
 class Confidence(Policy):
-    """Plans long drafts with a rule that ends them."""
+    """Plans long drafts, which its stopping rule cuts short."""
 
     def __init__(self, options: ConfidenceOptions | None = None) -> None:
         self.options = options or ConfidenceOptions()

@@ -1,4 +1,4 @@
-"""Texts of a target's own, with its states: what a probe learns from."""
+"""Texts written by a target, with its states, from which a probe learns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from outrider.api import LLM
-from outrider.bench.surplus.probe import Readout, Sample
+from outrider.bench.surplus.probe import Readout, TextWithStates
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
 from outrider.models.heads.embedding_and_output import read_target
@@ -16,7 +16,7 @@ from outrider.models.heads.embedding_and_output import read_target
 def own_texts(
     llm: LLM, prompts: Sequence[list[int]], *, num_texts: int, num_tokens: int, temperature: float
 ) -> list[list[int]]:
-    """Continuations of the prompts, one after the other, each from a seed of its own; prompts are not part of them."""
+    """Continuations of the prompts, each with a seed of its own, without the prompts."""
     params = [
         SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=seed, ignore_eos=True) for seed in range(num_texts)
     ]
@@ -25,14 +25,14 @@ def own_texts(
 
 
 @torch.inference_mode()
-def sample_of(target: Target, tokens: Sequence[int]) -> Sample:
+def sample_of(target: Target, tokens: Sequence[int]) -> TextWithStates:
     """A text with the last layer's output at every place, and the target's greedy token after it."""
     states = target.prefill([list(tokens)], target.new_cache(1), taps=[target.num_layers])[target.num_layers][0]
     choices = target.logits(states).argmax(-1)
-    return Sample(states.float().cpu().clone(), torch.tensor(list(tokens)), choices.cpu().clone())
+    return TextWithStates(states.float().cpu().clone(), torch.tensor(list(tokens)), choices.cpu().clone())
 
 
 def readout_of(name: str) -> Readout:
-    """The target's own matrices, its final norm folded into the output."""
+    """The target's own matrices, with its final norm folded into the output."""
     _, ends = read_target(name)
     return Readout(ends.embedding, ends.readout * ends.norm)

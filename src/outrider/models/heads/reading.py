@@ -1,7 +1,7 @@
-"""What a folder of trained heads says about itself, read from its ``config.json``.
+"""The configuration of trained heads, read from the ``config.json`` of their folder.
 
-``config.json`` is the plain format that other engines read (EAGLE-1 and EAGLE-3: a Llama config of one layer; Medusa and the
-MLP speculator: their own), plus one block of ours, ``outrider``: the kind, the tapped layers, and what identifies the target.
+``config.json`` is the plain format that other engines read. EAGLE-1 and EAGLE-3 have a Llama config of one layer; Medusa and
+the MLP speculator have their own. We add one block, ``outrider``: the kind, the tapped layers, and what identifies the target.
 A public checkpoint without the block is understood where its architecture leaves no doubt.
 """
 
@@ -17,6 +17,16 @@ from outrider.models.heads.kind import HeadKind, first_of
 from outrider.models.heads.kinds import kind_of
 
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+TARGET_FOLDER_KEYS = ("target_folder", "ends")
+"""Keys of our block that hold the path of the target's folder. Folders of earlier versions have the second one."""
+
+
+def target_folder_of(raw: Mapping[str, Any]) -> str | None:
+    """Folder of the target, relative to the heads' own folder; None for heads that hold all their tensors."""
+    own: Mapping[str, Any] = raw.get("outrider") or {}
+    return next((own[key] for key in TARGET_FOLDER_KEYS if own.get(key)), None)
 
 
 def head_config(raw: Mapping[str, Any], *, origin: str, num_layers: int = 0) -> HeadConfig:
