@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import in_turn
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from outrider import LLM, SamplingParams
@@ -85,10 +86,9 @@ def is_valid(kind: str, text: str) -> bool:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["json", "regex", "ebnf"])
-@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_text_matches_and_no_method_changes_it(llm: LLM, grammars, kind: str, options: dict[str, Any]) -> None:
-    params = SamplingParams(grammar=grammars[kind], **options)
+@pytest.mark.parametrize(("kind", "way"), in_turn(("json", "regex", "ebnf"), ("greedy", "seeded")))
+def test_text_matches_and_no_method_changes_it(llm: LLM, grammars, kind: str, way: str) -> None:
+    params = SamplingParams(grammar=grammars[kind], **{"greedy": GREEDY, "seeded": SEEDED}[way])
     plain = llm.generate(PROMPT, params, method=llm.compose("plain"))[0]
     assert plain.finish_reason == "stop" and is_valid(kind, plain.text), plain.text
     for method, length in METHODS:
