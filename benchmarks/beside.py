@@ -1,4 +1,4 @@
-"""A draft on devices of its own: PEARL and EasySpec measured against drafting in turns, and the simulator against both.
+"""A draft on devices of its own: drafting beside, PEARL and EasySpec against drafting in turns, and the simulator.
 
     python benchmarks/beside.py [--device cuda] [--hidden 512] [--target-layers 16] [--draft-layers 4] [--out FILE]
 
@@ -8,10 +8,12 @@ layers add little to the stream, so guesses are often right, as those of a train
 1. pieces: seconds of a pass of the target, of the draft, of an exact and a fuzzy pass of the draft on two processes, and of a
    target and of a draft that are divided by heads among two processes. Fewest of many repetitions. A message is what an exact
    pass takes longer for each layer.
-2. placements: tokens per second in turns, with EasySpec and with PEARL. Placements take turns, and every prompt counts at its
+2. placements: tokens per second in turns, beside, with EasySpec and with PEARL. "beside" is the same row, a round ahead.
+   Placements take turns, and every prompt counts at its
    fastest. Each is predicted from passes of the target, from the acceptance, and from what its draft costs in rounds. That
    cost is measured with a stranger: a draft of the same shape and other weights, whose guesses are wrong. No time of the
    run that is predicted is used. A text is a prompt that is read, and rounds: texts of two lengths say what both cost.
+   Trees are measured in turns and beside too ("draft-tree").
 3. texts: with two ranks (NCCL wants a device for each; two on one device are connected by gloo) the text of one process.
 4. projection: passes of a divided target, and drafts of the simulator, on 2, 4 and 8 devices. Labelled, not measured.
 
@@ -36,7 +38,7 @@ from outrider.bench.costs import RoundCosts, Sample, run_once, undisturbed
 from outrider.bench.curves import PassCurve
 from outrider.bench.provenance import results_head
 from outrider.bench.simulate import Cost, expected_seconds
-from outrider.bench.simulate_pearl import pearl_seconds
+from outrider.bench.simulate_pearl import beside_seconds, pearl_seconds
 from outrider.core.interfaces import Target
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
@@ -50,7 +52,16 @@ _CONTEXT = 64
 _RESIDUAL = 0.02
 """Layers of trained models add little to the stream they read; this is how little ours do, so that most guesses are right."""
 _SIZES = (2, 4, 8)
-_PLACES: dict[str, dict[str, Any]] = {"in turns": {}, "easyspec": {"draft_parallel": 2}, "pearl": {"draft_process": True}}
+_PLACES: dict[str, dict[str, Any]] = {
+    "in turns": {},
+    "beside": {"draft_process": True},
+    "pearl": {"draft_process": True},
+    "easyspec": {"draft_parallel": 2},
+}
+_TREES = {"in turns": "tree in turns", "beside": "tree beside"}
+"""Placements in which a tree is measured too, and the names of its samples."""
+_AT_ONCE = {"beside": beside_seconds, "pearl": pearl_seconds}
+"""Placements whose draft works while the target does, with the simulator's formula."""
 
 
 class Names(NamedTuple):
@@ -154,10 +165,14 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
     for (place, draft), llm in opened.items():
         is_strange = draft == names.stranger
         row = "pearl" if place == "pearl" and not is_strange else "draft-model"
-        length = arguments.length + (place == "pearl" and is_strange)  # pearl drafts one more, for the target's own token
-        method = llm.compose(row, policy="fixed", num_draft_tokens=length)
+        length = arguments.length + (place in _AT_ONCE and is_strange)  # they draft one more, for the target's own token
+        more = {"beside": True} if place == "beside" and not is_strange else {}
+        method = llm.compose(row, policy="fixed", num_draft_tokens=length, **more)
         if not is_strange:
             runs[place] = (llm, method, arguments.max_tokens)
+            if place in _TREES:
+                tree = llm.compose("draft-tree", policy="fixed", branching=f"2{',1' * (arguments.length - 1)}", **more)
+                runs[_TREES[place]] = (llm, tree, arguments.max_tokens)
             continue
         plain = llm.compose("plain")
         runs |= {"plain": (llm, plain, arguments.max_tokens), "plain, short": (llm, plain, short)}
@@ -190,8 +205,8 @@ def predicted(
     """Seconds of the rounds of a text by the simulator's formulas. ``drafting``: the time of a chain, and what it takes more
     where the guess before it was accepted and has to be read too."""
     count, length, (chain, read) = arguments.max_tokens, arguments.length, drafting
-    if place == "pearl":
-        return pearl_seconds(count, length, by_depth, score=checking, draft=lambda _: chain)
+    if place in _AT_ONCE:
+        return _AT_ONCE[place](count, length, by_depth, score=checking, draft=lambda k: chain * k / (length + 1))
     return expected_seconds(count, length, by_depth, lambda k: checking(k) + chain * k / length, read=read)
 
 
@@ -203,7 +218,7 @@ def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments:
     rows: list[dict[str, Any]] = []
     for place in _PLACES:
         sample, strange = samples[place], samples[f"{place}, strange"]
-        by_depth = samples["in turns" if place == "pearl" else place].tally.by_depth  # pearl's own count is of another walk
+        by_depth = samples["in turns" if place in _AT_ONCE else place].tally.by_depth  # pearl's own count is of another walk
         line = Line.of(samples, f"{place}, strange")
         drafting = line.per_round - costs.seconds(strange.guesses)
         rounds = predicted(place, costs.seconds, (drafting, pieces["read"]), by_depth, arguments)
@@ -216,6 +231,15 @@ def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments:
         row["predicted_against_turns"] = row["predicted_tokens_per_s"] / rows[0]["predicted_tokens_per_s"]
         row["gain_error"] = row["predicted_against_turns"] / row["against_turns"] - 1
     return rows
+
+
+def trees_of(samples: Mapping[str, Sample], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Trees in turns and beside."""
+    tokens, turns = arguments.max_tokens * arguments.prompts, samples["tree in turns"].seconds
+    return [
+        {"placement": name, "tokens_per_s": tokens / samples[name].seconds, "against_turns": turns / samples[name].seconds}
+        for name in _TREES.values()
+    ]
 
 
 def wrong_texts(names: Names, arguments: argparse.Namespace) -> dict[str, int]:
@@ -265,10 +289,11 @@ def main() -> int:
         names = write_models(Path(home), arguments)
         pieces = pieces_of(names, arguments)
         print(pieces, file=sys.stderr, flush=True)
-        rows = rows_of(pieces, measured(names, arguments), arguments)
+        samples = measured(names, arguments)
+        rows = rows_of(pieces, samples, arguments)
         wrong = wrong_texts(names, arguments)
     told = results_head("a draft on devices of its own: measured and predicted", script="benchmarks/beside.py")
-    told |= {"pieces": pieces, "rows": rows}
+    told |= {"pieces": pieces, "rows": rows, "trees": trees_of(samples, arguments)}
     told |= {"wrong_texts": wrong, "projection": projection(pieces, arguments)}
     if arguments.out:
         arguments.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

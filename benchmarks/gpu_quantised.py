@@ -39,7 +39,7 @@ from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
 from outrider.models.gpu.products import multiply  # noqa: E402
 from outrider.models.gpu.small_batch_matmul import product, reference_product  # noqa: E402
 from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
-from outrider.models.packed import GROUP, FewBits, Layer, Packed  # noqa: E402
+from outrider.models.packed import GROUP, FewBits, LayerMatrices, Packed  # noqa: E402
 from outrider.models.planes import UNIT, Planes, together  # noqa: E402
 from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
 
@@ -228,7 +228,7 @@ def passes(target: FastDecoder) -> dict[str, float]:
     return found | {str(count): median_ms(lambda count=count: prompt(count), 5) for count in NODES if count > 64}
 
 
-def any_experts() -> tuple[Layer, Layer, Tensor]:
+def any_experts() -> tuple[LayerMatrices, LayerMatrices, Tensor]:
     """One layer's experts of gpt-oss-20b's shapes, in MXFP4 and the same numbers in bf16, and their router."""
     width = EXPERTS.size
     draw, none = torch.Generator("cuda").manual_seed(2), torch.empty(0, 0, device="cuda")
@@ -241,7 +241,7 @@ def any_experts() -> tuple[Layer, Layer, Tensor]:
     router = torch.randn(EXPERTS.count, width, generator=draw, device="cuda").bfloat16()
     rest = LayerWeights(None, none, none, None, none, none, router=router)
     whole = [each.unpacked(torch.bfloat16).unflatten(0, (EXPERTS.count, -1)) for each in packed]
-    return Layer(none, none, gate_up, down, rest), Layer(none, none, whole[0], whole[1], rest), router
+    return LayerMatrices(none, none, gate_up, down, rest), LayerMatrices(none, none, whole[0], whole[1], rest), router
 
 
 def expert_layers() -> dict[str, Any]:
@@ -262,7 +262,7 @@ def expert_layers() -> dict[str, Any]:
     return found
 
 
-def mlp_of(x: Tensor, layer: Layer) -> None:
+def mlp_of(x: Tensor, layer: LayerMatrices) -> None:
     experts_mlp(x, layer, EXPERTS, activation="clamped", exact=False)
 
 

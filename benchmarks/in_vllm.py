@@ -32,7 +32,7 @@ _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-_PROPOSERS = {"suffix": "Suffix", "recycling": "TokenRecycling"}
+_PROPOSERS = {"suffix": "SuffixProposer", "recycling": "TokenRecyclingProposer"}
 _OURS: dict[str, dict[str, Any]] = {
     "outrider": {"method": "suffix"},
     "outrider-recycling": {"method": "token-recycling", "num_successors": 1, "recycle_prompt": False},

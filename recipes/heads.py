@@ -212,7 +212,7 @@ def install_stage(out: Path, kinds: Kinds) -> None:
     for kind in kinds:
         folder = out / "heads" / kind
         notes = json.loads((folder / "provenance.json").read_text())
-        save_head(load_head(folder), BUNDLED / kind, ends="../../target", notes=notes)
+        save_head(load_head(folder), BUNDLED / kind, target_folder="../../target", notes=notes)
     size = sum(file.stat().st_size for file in BUNDLED.rglob("*") if file.is_file())
     print(f"install: {size / 1e6:.1f} MB in {BUNDLED}")
 

@@ -10,8 +10,9 @@ engine contexts of several lengths. The last piece has just begun: a copy of one
     python recipes/long_context.py --scale cpu --stage write --stage target --stage heads --stage judge --out build/long_cpu
     python recipes/long_context.py ... --scale smoke                                       # toy sizes, to try the code
 
-Scale *cpu* is for one processor: contexts up to 8,192 tokens, which the target reads with a wider rotary base and tensors that
-stay as they are, one head of six steps, and the milliseconds of a processor that a draft and a pass of the target over it take.
+Scale *cpu* is for one core and about half an hour of its time: contexts up to 8,192 tokens, which the target reads with a
+wider rotary base and tensors that stay as they are, heads of 80 steps, chains alone, two texts, and the milliseconds of a
+processor that a draft and a pass of the target over it take.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -49,6 +51,7 @@ from outrider.models.heads import load_head
 from outrider.models.heads.longspec import LongSpecHead
 
 Tokens = NDArray[np.int64]
+SHAPES: Mapping[str, dict[str, Any]] = {"chain of 4": {"branching": "chain", "num_draft_tokens": 4}, "tree of 32": {}}
 OPENING = 64
 """Tokens of the last piece that a judged context ends with."""
 
@@ -80,13 +83,16 @@ class Scale:
     """Texts that stage write lets the target write."""
     kinds: tuple[str, ...] = ("copy", "new story")
     """What contexts end with."""
+    shapes: tuple[str, ...] = ("chain of 4", "tree of 32")
+    native: bool = False
+    """Judge with native passes, and time them. Elsewhere the eager decoder judges, which is quick to begin."""
 
 
 FULL = Scale((1024, 8192, 16384, 32512), 512, 1024, 128, 85.0, 131_072, 700, 75.0, 6, 64)
 CPU = Scale(
-    (1024, 2048, 8192), 512, 1024, 128, 0.0, 0, 6, 900.0, 1, 32,
-    batch_size=1, num_documents=64, num_held_out=2, rope_theta=50_000.0, offsets={"anchored": 7_000}, num_windows=96,
-    kinds=("new story",),
+    (1024, 4096, 8192), 512, 1024, 128, 0.0, 0, 80, 3600.0, 2, 48,
+    batch_size=1, num_documents=96, num_held_out=2, rope_theta=50_000.0, offsets={"plain": 0, "anchored": 7_000},
+    num_windows=96, kinds=("new story",), shapes=("chain of 4",), native=True,
 )  # fmt: skip
 SMOKE = Scale(
     (64, 128), 16, 64, 16, 2.0, 256, 2, 20.0, 1, 8, batch_size=2, num_documents=12, num_held_out=4, window=64, num_windows=8
@@ -191,8 +197,7 @@ def contexts(pieces: Tokens, length: int, count: int) -> dict[str, list[tuple[To
 
 def judge_stage(text: Path, out: Path, scale: Scale) -> dict[str, Any]:
     """Tokens per pass with the engine, greedy, and what the draft remembers, by length of the context."""
-    fast = scale is CPU  # elsewhere the eager decoder, which is quick to begin
-    llm = LLM(str(out / "target"), method="plain", fast=fast, dtype="float32", max_batch_size=scale.num_prompts)
+    llm = LLM(str(out / "target"), method="plain", fast=scale.native, dtype="float32", max_batch_size=scale.num_prompts)
     heads, pieces = {name: out / name / "longspec" for name in scale.offsets}, cut(text, scale.piece, held_out=True)
     rows = list[dict[str, Any]]()
     for length in scale.lengths:
@@ -212,14 +217,14 @@ def _row(llm: LLM, heads: dict[str, Path], pairs: list[tuple[Tokens, Tokens]], s
     same = [np.mean([a == b for a, b in zip(ids, after, strict=False)]) for ids, after in rest]
     row: dict[str, Any] = {"target follows the copied text": round(float(np.mean(same)), 3)}
     for name, folder in heads.items():
-        for shape, options in (("chain of 4", {"branching": "chain", "num_draft_tokens": 4}), ("tree of 32", {})):
-            method = llm.compose("longspec", heads=str(folder), policy="fixed", **options)
+        for shape in scale.shapes:
+            method = llm.compose("longspec", heads=str(folder), policy="fixed", **SHAPES[shape])
             with costs(method.drafter, llm.target) as spent:
                 outs = llm.generate(prompts, params, method=method)
             passes, tokens = sum(o.stats.num_passes for o in outs), sum(o.stats.num_tokens for o in outs)
             row[f"{name}, {shape}"] = round(tokens / passes, 3)
             row[f"{name}, {shape}, same text"] = sum(a.token_ids == b.token_ids for a, b in zip(plain, outs, strict=True))
-            if scale is CPU:
+            if scale.native:
                 row |= {f"{name}, {shape}, {part}, CPU ms": round(1e3 * median(each), 2) for part, each in spent.items()}
     row["draft_bytes"] = draft_bytes(llm, next(iter(heads.values())), prompts[0])
     row["seconds"] = round(time.perf_counter() - began, 1)
@@ -243,14 +248,9 @@ def timed(run: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
 def costs(drafter: Any, target: Any) -> Iterator[dict[str, list[float]]]:
     """Seconds of a processor that every draft, and every pass of the target over a draft, takes meanwhile."""
     spent: dict[str, list[float]] = {"draft": [], "target's pass": []}
-    parts = {"draft": (drafter, "propose"), "target's pass": (target, "score")}
-    for name, (owner, method) in parts.items():
-        setattr(owner, method, timed(getattr(owner, method), spent[name]))
-    try:
+    propose, score = (timed(run, one) for run, one in zip((drafter.propose, target.score), spent.values(), strict=True))
+    with patch.object(drafter, "propose", propose), patch.object(target, "score", score):
         yield spent
-    finally:
-        for owner, method in parts.values():
-            delattr(owner, method)
 
 
 def draft_bytes(llm: LLM, folder: Path, prompt: list[int]) -> int:

@@ -1,10 +1,10 @@
 """Step-level routing with trained models: right answers against escalations, what routers predict, and what it costs (LOSSY).
 
-A draft of 0.11 million numbers and a target of 0.35 million write chains of ten steps (``routing_task.py``). Two rewards judge
+A draft of 0.35 million numbers and a target of 3.1 million write chains of ten steps (``routing_task.py``). Two rewards judge
 the steps: an exact checker, which is easier than the papers' setting, and a third model, which errs. Its reward is how likely
-it would write the step. Every router's thresholds are chosen on the questions that Arbitrage's router
-learns from. Texts are greedy. Time is that of the processor, one text after the other. Models that are in the folder are not
-trained again.
+it would write the step. Every router's thresholds are chosen on the questions that Arbitrage's router learns from. *Wasted* is
+the share of the steps with the highest scores that the target does not improve. Texts are greedy. Time is that of the
+processor, one text after the other. Models that are in the folder are not trained again.
 
     python recipes/routing.py [--out build/routing] [--questions 60] [--learn 160] [--timed 10] [--json FILE]
 """
@@ -125,11 +125,13 @@ def row_of(
 
 
 def predictions(scores: Sequence[float], gains: Sequence[float]) -> dict[str, float]:
-    """How well scores order steps by what the target gains, and how much of the highest third brings nothing."""
-    gain, known = torch.tensor(gains), torch.tensor(scores)
-    most = known.topk(max(1, len(known) // 3)).indices
-    wasted = float((gain[most] <= 0).float().mean())
-    return {"Spearman": round(spearman(scores, gains), 3), "wasted of the highest third": round(wasted, 3)}
+    """How well scores order steps by what the target gains, and how much of the highest ones brings nothing."""
+    gain, ranking = torch.tensor(gains), torch.tensor(scores).argsort(descending=True)
+    wasted = {
+        f"wasted of {share:.0%}": round(float((gain[ranking[: max(1, round(share * len(gain)))]] <= 0).float().mean()), 3)
+        for share in SHARES
+    }
+    return {"Spearman": round(spearman(scores, gains), 3), **wasted}
 
 
 def timed(cast: Cast, questions: Sequence[str], routers: dict[str, Router]) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 A question is a first value and ten terms: ``a+d,*f,?c, ...``. A step applies the next term to the value so far and ends its
 line: ``+d=g``. Values are the letters a to m. There are three operations with tables drawn at random: ``+`` is common in the
 lessons, ``*`` is rarer and ``?`` is the rarest, so a model with little room or little time errs on it more often. A text is
-right if all of its steps are. The reward model is a third writer, of the target's size and with fewer lessons: what it thinks
-of a step is how likely it would write it, so it errs too.
+right if all of its steps are. The reward model is a third writer, of the draft's size and with more lessons than it: what it
+thinks of a step is how likely it would write it, so it errs too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Size:
     """Of its lessons."""
 
 
-SIZES = {"draft": Size(64, 2, 250, "draft"), "target": Size(96, 3, 260, "reward"), "reward": Size(96, 3, 200, "draft")}
+SIZES = {"draft": Size(96, 3, 150, "draft"), "target": Size(224, 5, 300, "target"), "reward": Size(96, 3, 260, "reward")}
+"""The draft has 0.35 million numbers, the target 3.1 million."""
 
 
 def question_of(chance: random.Random) -> str:

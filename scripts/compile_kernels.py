@@ -178,14 +178,14 @@ def stored_blocks(x: torch.Tensor) -> None:
 
 def experts_in_mxfp4() -> None:
     """Grouped products of one node and of many, with gates and without."""
-    from outrider.models.gpu.expert_products import Blocks, expert_product
+    from outrider.models.gpu.expert_products import ExpertBlocks, expert_product
     from outrider.models.packed import Packed
 
     count, size, depth, per_row = 8, 256, 512, 4
     for rows, block in ((1, 16), (128, 64)):
         num_pairs = rows * per_row
         index, pairs = torch.zeros(count, dtype=torch.int32), torch.zeros(count, block, dtype=torch.int32)
-        blocks = Blocks(torch.ones(num_pairs), index, pairs)
+        blocks = ExpertBlocks(torch.ones(num_pairs), index, pairs)
         for outputs, activation in ((size, "clamped"), (depth, None)):
             inputs, sides = (depth, 2) if activation else (size, 1)
             num_rows = count * outputs * sides

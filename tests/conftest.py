@@ -1,7 +1,8 @@
-"""Shared by all tests: one thread (tiny models lose time to thread barriers), no chance, and where optional data lies."""
+"""Shared by all tests: one thread (barriers cost tiny models time), no chance, given prices, and where optional data lies."""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -15,17 +16,31 @@ from tiers import choose_tier
 if can_interpret():
     interpret_kernels()  # before anything of the package is imported
 
+from given_prices import expect_given
+from native_build import begin_build, wait_for_build
+
+from outrider import api
 from outrider.core import request
-from outrider.models.native import BUILD
 
 torch.set_num_threads(1)
 os.environ.setdefault("OUTRIDER_QUIET", "1")  # standard error holds what tests look for, however slow the machine
 
-BUILD.wait()  # once per machine: tests read the command line's standard error, where a first build says that it is building
+if not torch.cuda.is_available():
+    api.expect_prices = expect_given
 
 
 def pytest_configure(config: pytest.Config) -> None:
     choose_tier(config.option.markexpr)
+    if getattr(config.option, "tx", None) and not hasattr(config, "workerinput"):
+        begin_build()  # workers will be started
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The native pass is there before the first test: tests read standard error, where a first build says that it is building.
+    Modules and tests stay until the end, so no collection of garbage needs to look at them."""
+    if not session.config.option.collectonly:
+        wait_for_build()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

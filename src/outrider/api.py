@@ -41,7 +41,7 @@ from outrider.models.load import load_model
 from outrider.models.source import Source, local_path
 from outrider.outputs import BeamOutput, RequestOutput, StreamChunk, beams_of, held_back, output_of
 from outrider.rehearsal.rehearsal import KnownPrices, expect_prices, weight_of
-from outrider.requests import Reading, requests_of
+from outrider.requests import PromptReader, requests_of
 
 
 @final
@@ -103,7 +103,7 @@ class LLM:
         source = replace(source, name=self.model_name, revision=None)
         more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
         self.target, vision = opening.open_target(load, source, self.codec, tensor_parallel, **more)
-        self.reading = Reading(self.codec, vision, self.model_name)
+        self.reading = PromptReader(self.codec, vision, self.model_name)
         self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names, load)
         self.rounds, self._types = Rounds(self.target), [dtype, draft_dtype or dtype]
         places: dict[str, Any] = {"dtype": draft_dtype or dtype, "apart": draft_process, "at_once": draft_parallel}

@@ -8,6 +8,7 @@ Adding a method is one file, one line here and one page under ``docs/methods/``;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,10 @@ from outrider.core.entry_points import each_entry_point
 from outrider.core.errors import CompositionError, OptionError
 from outrider.core.interfaces import Drafter, Target
 from outrider.core.method import Method, agree_on_draws
-from outrider.core.method_rows import MethodRow, Parts, PolicyRow, RuleRow, fill
+from outrider.core.method_rows import ExecutorOptions, MethodRow, Parts, PolicyRow, RuleRow, fill
 from outrider.core.translation import Translation
 from outrider.drafters import plain
+from outrider.drafters.beside import beside
 from outrider.drafters.copying import ngram_cache, prompt_lookup, reference, rest, suffix
 from outrider.drafters.heads import (
     chimera,
@@ -220,7 +222,9 @@ def compose(
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
     drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
-    return Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
+    planned = policy_row.build(fill(policy_row.options, given)).for_ways(drafter.num_ways)
+    method = Method(drafter, rule_row.build(given), planned)
+    return replace(method, drafter=beside(name, drafter)) if fill(ExecutorOptions, given).beside else method
 
 
 def _build_part(

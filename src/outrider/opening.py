@@ -58,7 +58,7 @@ def with_heads(model_name: str, method: str, options: Mapping[str, Any], loaded:
     found = dict(options)
     headed = next((part for part, row in rows_of(method, options).items() if "heads" in row.needs), None)
     if headed:
-        found.setdefault("ends", model_name)
+        found.setdefault("target_folder", model_name)
     if headed and headed in loaded:
         found.setdefault("heads", loaded[headed])
     if headed and has_bundled_heads(model_name, headed):

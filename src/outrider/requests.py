@@ -16,7 +16,7 @@ from outrider.vision.prompts import EmbeddedPrompt, Vision
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class PromptReader:
     """What prompts of one model are read with."""
 
     codec: TextCodec
@@ -63,7 +63,7 @@ def token_ids_of(codec: TextCodec, prompt: str | Sequence[int]) -> list[int]:
 
 
 def requests_of(
-    reading: Reading,
+    reading: PromptReader,
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None,
     *,
@@ -79,7 +79,7 @@ def requests_of(
     return [_request(reading, prompt, one, streaming=streaming) for prompt, one in pairs]
 
 
-def _request(reading: Reading, prompt: ReadPrompt, params: SamplingParams, *, streaming: bool) -> Request:
+def _request(reading: PromptReader, prompt: ReadPrompt, params: SamplingParams, *, streaming: bool) -> Request:
     """A request that decodes its text as it goes only where somebody reads it: a stream, or a stop string."""
     codec, seen = reading.codec, reading.seen(prompt)
     reads = codec.has_tokenizer and (streaming or bool(params.stop))

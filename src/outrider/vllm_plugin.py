@@ -1,7 +1,7 @@
 """Our training-free drafters inside vLLM, as proposers of its ``custom_class`` method. Nothing of vLLM is imported here.
 
     vllm serve MODEL --speculative-config
-        '{"method": "custom_class", "model": "outrider.vllm_plugin.Suffix", "num_speculative_tokens": 8}'
+        '{"method": "custom_class", "model": "outrider.vllm_plugin.SuffixProposer", "num_speculative_tokens": 8}'
 
 vLLM names the class by its path, makes it with its config, and calls ``propose`` after every step with the tokens of every
 slot of its batch. It does not say which request sits in a slot, and moves requests between slots. So a request is recognised
@@ -208,42 +208,42 @@ class _Proposer(ABC):
 
 
 @final
-class Suffix(_Proposer):
+class SuffixProposer(_Proposer):
     """``suffix``: copies from the request's own text and all earlier outputs."""
 
     method: ClassVar = "suffix"
 
 
 @final
-class PromptLookup(_Proposer):
+class PromptLookupProposer(_Proposer):
     """``prompt-lookup``: copies from the request's own text."""
 
     method: ClassVar = "prompt-lookup"
 
 
 @final
-class NgramCache(_Proposer):
+class NgramCacheProposer(_Proposer):
     """``ngram-cache``: n-grams of the request, of earlier requests and of a file."""
 
     method: ClassVar = "ngram-cache"
 
 
 @final
-class Reference(_Proposer):
+class ReferenceProposer(_Proposer):
     """``reference``: copies from documents, given as lists of tokens in the option ``references``."""
 
     method: ClassVar = "reference"
 
 
 @final
-class Hybrid(_Proposer):
+class HybridProposer(_Proposer):
     """``hybrid``: several of these in one tree, places by what came true of each; ``parts`` names them."""
 
     method: ClassVar = _HYBRID
 
 
 @final
-class TokenRecycling(_Proposer):
+class TokenRecyclingProposer(_Proposer):
     """``token-recycling``: a chain of what the target last said after each token."""
 
     method: ClassVar = _RECYCLING

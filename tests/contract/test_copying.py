@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from test_methods import serve as serve_all
 from test_methods import tokens
+from tiers import in_turn
 from tiny_pair import VOCAB, tiny_model
 
 from outrider.acceptance import Coupled, Delta
@@ -138,23 +139,22 @@ def serve(target: Target, method: Method, params: SamplingParams, *, batch: int 
     return serve_all(target, method, prompts, params, batch=batch)
 
 
-@pytest.mark.parametrize("rule", [Coupled, Delta])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "rule"), in_turn(DRAFTERS, (Coupled, Delta)))
 def test_greedy_is_plain_greedy(target, said, texts, store, name: str, rule) -> None:
     """Cold and warm: the memory fills while the batches are served, and goes on to the next."""
     expected = said(GREEDY)
     drafter = Checked(DRAFTERS[name](texts, store))
     method = Method(drafter, rule(), Fixed(FixedOptions(6)))
-    for batch, count in ((1, 3), (3, 5), (8, 8)):
+    for batch, count in ((1, 2), (3, 5), (8, 8)):
         states = serve(target, method, GREEDY, batch=batch, prompts=PROMPTS[:count])
         assert tokens(states) == expected[:count]
         assert sum(state.stats.num_accepted for state in states) > 0
     assert drafter.branched == (name.endswith("-tree") or name == "rest")
 
 
-@pytest.mark.parametrize("params", [SAMPLED, PENALISED], ids=["sampled", "penalised"])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_same_seed_same_text(target, said, texts, store, name: str, params: SamplingParams) -> None:
+@pytest.mark.parametrize(("name", "way"), in_turn(DRAFTERS, ("sampled", "penalised")))
+def test_same_seed_same_text(target, said, texts, store, name: str, way: str) -> None:
+    params = {"sampled": SAMPLED, "penalised": PENALISED}[way]
     expected = said(params)
     drafter = Checked(DRAFTERS[name](texts, store))
     for batch, length, count in ((1, 7, 2), (3, 2, 5), (8, 7, 8)):

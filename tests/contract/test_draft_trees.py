@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from fresh_prefill import assert_fresh
 from markov import Markov
 from test_methods import EVERYTHING, PROMPTS, SAMPLED, serve, tokens
+from tiers import in_turn
 from tiny_pair import VOCAB, tiny_model
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
@@ -77,7 +79,23 @@ def rules_for(name: str) -> list[type[AcceptanceRule]]:
     return [rule for rule in RULES if drafter.draws in rule.exact_for and rule.shape is Shape.TREE]
 
 
-@pytest.mark.parametrize(("name", "rule"), [(name, rule) for name in DRAFTERS for rule in rules_for(name)])
+def one_rule_each() -> list[Any]:
+    """Every tree with every rule that takes it. ``make test`` has one rule a tree, in turn, such that each rule occurs."""
+    pairs, usual, seen = [(name, rule) for name in DRAFTERS for rule in rules_for(name)], set[tuple[str, Any]](), list[Any]()
+    for name in DRAFTERS:
+        rule = min(rules_for(name), key=seen.count)
+        seen.append(rule)
+        usual.add((name, rule))
+    return [pytest.param(*pair, marks=() if pair in usual else pytest.mark.exhaustive) for pair in pairs]
+
+
+def test_every_rule_is_among_the_usual_pairs() -> None:
+    usual = [case.values for case in one_rule_each() if not case.marks]
+    assert {rule for _, rule in usual} == {rule for name in DRAFTERS for rule in rules_for(name)}
+    assert [name for name, _ in usual] == list(DRAFTERS)
+
+
+@pytest.mark.parametrize(("name", "rule"), one_rule_each())
 def test_greedy_is_plain_greedy_under_every_rule(target, draft, expected, name: str, rule: type[AcceptanceRule]) -> None:
     method = Method(DRAFTERS[name](draft, VOCAB), rule(), POLICY)
     states = serve(target, method, PROMPTS[:5], PARAMS["greedy"], batch=3)
@@ -85,8 +103,7 @@ def test_greedy_is_plain_greedy_under_every_rule(target, draft, expected, name: 
     assert sum(state.stats.num_accepted for state in states) > 5
 
 
-@pytest.mark.parametrize("params", ["sampled", "everything"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "params"), in_turn(DRAFTERS, ("sampled", "everything")))
 def test_same_seed_same_text(target, draft, expected, name: str, params: str) -> None:
     """Under the coupled rule, whatever was drawn and however; alone, in a batch, and with requests that join."""
     method = Method(DRAFTERS[name](draft, VOCAB), Coupled(), POLICY)

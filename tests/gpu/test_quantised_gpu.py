@@ -88,14 +88,14 @@ def test_places_in_a_table_are_multiplied_as_they_are(depth: int, num_parts: int
 
 def test_every_e2m1_float_of_an_expert_is_the_number_it_stands_for() -> None:
     """All codes with several powers of two: inputs of which one is 1 and the others 0 bring them to light."""
-    from outrider.models.gpu.expert_products import Blocks, expert_product
+    from outrider.models.gpu.expert_products import ExpertBlocks, expert_product
     from outrider.models.packed import Packed
 
     place = torch.arange(128, device="cuda")
     data = (place[:, None] * 5 + place[None, :64] * 7).to(torch.uint8)
     packed = Packed(data, (place[None, :] % 9 + 120 + place[:4, None]).to(torch.uint8))
     x, pairs = torch.eye(128, device="cuda").bfloat16(), torch.arange(128, device="cuda", dtype=torch.int32).view(8, 16)
-    blocks = Blocks(torch.ones(128, device="cuda"), torch.zeros(8, dtype=torch.int32, device="cuda"), pairs)
+    blocks = ExpertBlocks(torch.ones(128, device="cuda"), torch.zeros(8, dtype=torch.int32, device="cuda"), pairs)
     out = torch.empty(1, 128, 128, device="cuda")
     expert_product(x, packed, None, out, blocks, per_row=1, activation=None)
     assert torch.equal(out[0].T, packed.unpacked(torch.float32))
@@ -107,7 +107,7 @@ def test_experts_in_mxfp4_add_what_their_numbers_add(num_rows: int) -> None:
 
     from outrider.models.config import config_of
     from outrider.models.gpu.experts import experts_mlp
-    from outrider.models.packed import Layer, Packed
+    from outrider.models.packed import LayerMatrices, Packed
     from outrider.models.random_decoder import random_weights
 
     raw = {"model_type": "gpt_oss", "hidden_size": 288, "intermediate_size": 320, "num_local_experts": 16, "vocab_size": 64}
@@ -124,8 +124,8 @@ def test_experts_in_mxfp4_add_what_their_numbers_add(num_rows: int) -> None:
     numbers = {name: found.unpacked(torch.bfloat16).view_as(vars(whole)[name]) for name, found in packed.items()}
     x = torch.randn(num_rows, 288, generator=draw, device="cuda").bfloat16()
     layers = (
-        Layer(whole.qkv, whole.out, packed["gate_up"], packed["down"], whole),
-        Layer(whole.qkv, whole.out, numbers["gate_up"], numbers["down"], replace(whole, **numbers)),
+        LayerMatrices(whole.qkv, whole.out, packed["gate_up"], packed["down"], whole),
+        LayerMatrices(whole.qkv, whole.out, numbers["gate_up"], numbers["down"], replace(whole, **numbers)),
     )
     mine, theirs = (experts_mlp(x, layer, config.experts, activation=config.activation, exact=True).sum(0) for layer in layers)
     assert float((mine - theirs).norm() / theirs.norm()) < 5e-3

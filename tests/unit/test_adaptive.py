@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from statistics import fmean
@@ -9,6 +10,7 @@ from statistics import fmean
 import pytest
 from policy_rounds import Machine, constant, observation, play, think_for
 from policy_seats import Given
+from tiers import in_turn
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Plan, Policy
@@ -35,10 +37,13 @@ def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- adaptive ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("curve", ["linear", "steep", "stair"])
-@pytest.mark.parametrize("cost", [0.02, 0.1, 0.5])
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])
-def test_adaptive_ends_near_the_best_fixed_length_and_never_far_below_plain(rate: float, cost: float, curve: str) -> None:
+WORLDS = list(itertools.product([0.0, 0.3, 0.6, 0.9], [0.02, 0.1, 0.5]))
+
+
+@pytest.mark.parametrize(("world", "curve"), in_turn(WORLDS, ("linear", "steep", "stair")))
+def test_adaptive_ends_near_the_best_fixed_length_and_never_far_below_plain(world: tuple[float, float], curve: str) -> None:
+    """``world``: the rate of acceptance, and what a guess costs."""
+    rate, cost = world
     machine = Machine(constant(rate), cost, CURVES[curve])
     runs = [play(Adaptive(), replace(machine, rng=random.Random(seed)), 1200) for seed in range(2)]
     assert fmean(run.merit(machine, 700) for run in runs) >= 0.96 * machine.speed_of(machine.best())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +125,14 @@ class Pair:
     theirs: Any
     ours: Decoder | NativeDecoder
     eager: Decoder
+    known: dict[tuple[int, ...], Tensor] = field(default_factory=dict[tuple[int, ...], Tensor])
 
     def reference(self, tokens: list[int]) -> Tensor:
-        """[len, V] logits of transformers for one plain sequence."""
-        with torch.no_grad():
-            return self.theirs(torch.tensor([tokens])).logits[0]
+        """[len, V] logits of transformers for one plain sequence, asked once for both decoders."""
+        if tuple(tokens) not in self.known:
+            with torch.no_grad():
+                self.known[tuple(tokens)] = self.theirs(torch.tensor([tokens])).logits[0]
+        return self.known[tuple(tokens)]
 
 
 def make_checkpoint(folder: Path, model_type: str, changes: dict[str, Any], **saving: Any) -> Any:
@@ -161,26 +166,39 @@ FILLED_UP = ("llama2", "phi3-longrope")
 """Families whose heads of 8 dimensions are filled up there."""
 
 
-CASES = [(name, kind) for kind in ("eager", "native") for name in FAMILIES]
+def kinds() -> list[Any]:
+    """Every family on both decoders, with wide heads. ``make test-all`` adds narrow heads, for the plain one."""
+    narrow = [pytest.param((name, "narrow"), marks=pytest.mark.exhaustive) for name in FAMILIES if name not in FILLED_UP]
+    return [(name, kind) for name in FAMILIES for kind in ("eager", "native")] + narrow
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    name, kind = request.param
-    folder = tmp_path_factory.mktemp(name)
-    model_type, changes = FAMILIES[name]
-    if kind == "native":
-        changes = changes if name in FILLED_UP else {**changes, **WIDE}
-    theirs = make_checkpoint(folder, model_type, changes)
-    eager = load_model(str(folder), dtype="float32", device="cpu", fast=False)
-    assert isinstance(eager, Decoder)
-    if kind == "eager":
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Pair]:
+    """The checkpoint of a family and its plain decoder, made once for both decoders."""
+
+    @functools.cache
+    def make(name: str, is_wide: bool) -> Pair:
+        folder = tmp_path_factory.mktemp(name)
+        model_type, changes = FAMILIES[name]
+        theirs = make_checkpoint(folder, model_type, {**changes, **WIDE} if is_wide else changes)
+        eager = load_model(str(folder), dtype="float32", device="cpu", fast=False)
+        assert isinstance(eager, Decoder)
         return Pair(folder, theirs, eager, eager)
+
+    return make
+
+
+@pytest.fixture(scope="module", params=kinds(), ids="-".join)
+def pair(request: pytest.FixtureRequest, opened: Callable[[str, bool], Pair]) -> Pair:
+    name, kind = request.param
+    found = opened(name, kind != "narrow" and name not in FILLED_UP)
+    if kind != "native":
+        return found
     if BUILD.wait() is None:
         pytest.skip("no C++ compiler")
-    native = load_model(str(folder), dtype="float32", device="cpu")
+    native = load_model(str(found.folder), dtype="float32", device="cpu")
     assert isinstance(native, NativeDecoder)
-    return Pair(folder, theirs, native, eager)
+    return replace(found, ours=native)
 
 
 def random_tree(rng: random.Random, num_nodes: int) -> tuple[list[int], list[int]]:

@@ -16,7 +16,7 @@ from outrider.models.gpu import experts as grouped
 from outrider.models.gpu.router import route
 from outrider.models.layers import GatedMlp
 from outrider.models.linear import linear_of
-from outrider.models.packed import Layer, Packed
+from outrider.models.packed import LayerMatrices, Packed
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 LATENT = {"num_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -29,8 +29,8 @@ ROUTINGS: list[dict[str, Any]] = [
 SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_local_experts": 5, "num_experts": 5, "num_experts_per_tok": 3}
 
 
-def layer_of(weights: LayerWeights) -> Layer:
-    return Layer(weights.qkv, weights.out, weights.gate_up, weights.down, weights)
+def layer_of(weights: LayerWeights) -> LayerMatrices:
+    return LayerMatrices(weights.qkv, weights.out, weights.gate_up, weights.down, weights)
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 40])
@@ -55,7 +55,7 @@ def test_experts_in_mxfp4_add_what_their_numbers_add(size: int, num_rows: int) -
     numbers = {name: found.unpacked(torch.float32).view_as(vars(whole)[name]) for name, found in packed.items()}
     x = torch.randn(num_rows, 160, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     assert config.experts is not None
-    layer = Layer(whole.qkv, whole.out, packed["gate_up"], packed["down"], whole)
+    layer = LayerMatrices(whole.qkv, whole.out, packed["gate_up"], packed["down"], whole)
     found = grouped.experts_mlp(x, layer, config.experts, activation=config.activation, exact=False)
     expected = ExpertsMlp(config, replace(whole, **numbers))(x)
     torch.testing.assert_close(found.sum(0), expected, atol=1e-3, rtol=1e-3)

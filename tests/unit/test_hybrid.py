@@ -16,6 +16,7 @@ from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.drafters.copying.prompt_lookup import PromptLookup
 from outrider.drafters.mixed.hybrid import Hybrid, SharingOptions
 from outrider.drafters.mixed.source_rates import SourceRates, share
 
@@ -132,6 +133,24 @@ def test_the_better_drafter_comes_first_and_gets_more() -> None:
         seen_by(fused, state, draft, [path])
     assert good.plans[-1].max_nodes[0] > good.plans[0].max_nodes[0]
     assert len(bad.plans) < len(good.plans), "who has no place is not even asked"
+
+
+def test_copies_alone_are_a_way_of_their_own() -> None:
+    """The draft model is left out of such a round. What is known of it does not change, and it hears of the tokens."""
+    model, copier = Fixed((1, 2, 3)), PromptLookup()
+    fused = Hybrid([model, copier])
+    assert fused.num_ways == 2 and Hybrid([model]).num_ways == Hybrid([copier]).num_ways == 1
+    state, context = fused.start([[0]], {}), context_of(1)
+    text = [[4, 5, 6, 7, 4, 5]]
+    context = Context(text, context.sampler, context.noise, context.device)
+    rates = state.rates[0][0].copy()
+    draft = fused.propose(state, context, Plan((3,), (3,), way=0))
+    assert texts_of(draft.tree) == {(6,), (6, 7), (6, 7, 4)} and not model.plans
+    seen_by(fused, state, draft, [[0, 1]])
+    assert state.rates[0][0] == rates and len(model.seen) == 1 and list(model.seen[0].num_accepted) == [0]
+    assert state.rates[0][1].made[0] == 1
+    fused.propose(state, context, Plan((3,), (3,)))
+    assert len(model.plans) == 1
 
 
 def test_states_fork_and_join() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,12 +43,11 @@ def can_fork() -> bool:
 
 
 def forked(command: list[str], folder: Path) -> str:
-    """What two processes print that are forks of this one: nothing is imported again. They meet as torchrun's do."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """What two processes print that are forks of this one: nothing is imported again. As torchrun's do, they meet at a store of
+    the process that starts them, so the port is taken before anybody is told of it."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     start = multiprocessing.get_context("fork").Process
-    ranks = [start(target=_be_rank, args=(rank, port, command, folder / f"printed{rank}")) for rank in range(2)]
+    ranks = [start(target=_be_rank, args=(rank, store.port, command, folder / f"printed{rank}")) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -61,7 +59,7 @@ def forked(command: list[str], folder: Path) -> str:
 
 def _be_rank(rank: int, port: int, command: list[str], out: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(port)
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     with out.open("w") as printed, redirect_stdout(printed), redirect_stderr(printed):
         code = main(command)
     raise SystemExit(code)

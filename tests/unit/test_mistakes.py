@@ -37,6 +37,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"method": "draft-modle", "draft": DRAFT}, OptionError, ("did you mean 'draft-model'",)),
         ({"method": "prompt-lookup", "max_ngrm": 3}, OptionError, ("did you mean 'max_ngram'",)),
         ({"metod": "plain"}, OptionError, ("has no option 'metod'", "did you mean 'method'")),
+        ({"method": "eagle3", "heads": "x", "ends": "y"}, OptionError, ("it is called 'target_folder' now",)),
         ({"method": "plain", "devise": "cpu"}, OptionError, ("did you mean 'device'",)),
         ({"method": "suffix", "acceptance": "blok"}, OptionError, ("did you mean 'block'",)),
         ({"method": "suffix", "acceptance": "block"}, CompositionError, ("SuffixDecoding", "Block", "coupled")),

@@ -79,12 +79,13 @@ def test_the_drafts_cache_is_what_was_read(draft_noise: float = 0.2) -> None:
     batch = engine.start([Request(prompt, SamplingParams(max_tokens=40)) for prompt in PROMPTS[:2]])
     for _ in range(12):
         engine.step(batch)
-        state, fresh = batch.drafter_state, draft.new_cache(2)
-        assert state.cache.lengths == [len(row) for row in state.fed]
-        draft.prefill(state.fed, fresh)
+        ahead, cache, fresh = batch.drafter_state.ahead, batch.drafter_state.inner.cache, draft.new_cache(2)
+        fed = [[*text, *row[1:]] for text, row in zip(ahead.texts, ahead.draft.tree.tokens.tolist(), strict=True)]
+        assert cache.lengths == [len(row) - 1 for row in fed], "the last guess is not fed"
+        draft.prefill([row[:-1] for row in fed], fresh)
         for row, length in enumerate(fresh.lengths):
             for layer in range(draft.num_layers):
-                torch.testing.assert_close(state.cache.keys[layer][row, :, :length], fresh.keys[layer][row, :, :length])
+                torch.testing.assert_close(cache.keys[layer][row, :, :length], fresh.keys[layer][row, :, :length])
 
 
 def walked(by_depth: list[float], length: int, num_tokens: int, chance: random.Random) -> float:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from policy_rounds import Machine, constant, observation, play
+from tiers import in_turn
 
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Plan, Policy
@@ -112,14 +113,13 @@ def brute_force(rates: list[float], cost: float, score, longest: int) -> int:
 
 
 @pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("cost", [0.02, 0.1, 0.4])
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize(("rate", "cost"), in_turn([0.3, 0.6, 0.8, 0.9], [0.02, 0.1, 0.4]))
 def test_optimal_is_the_argmax_of_the_formula(curve: str, cost: float, rate: float) -> None:
     """Fed exact costs at every length, and outcomes whose frequencies are the rates."""
     policy = Optimal(OptimalOptions(horizon=10**6))
     state, rates = policy.start(1), [rate * 0.97**j for j in range(16)]
     for length in range(1, 17):
-        for _ in range(1000):
+        for _ in range(200):
             policy.costs[1].record(length, cost * length + CURVES[curve](length))
     state.rates[0] = PositionRates(10**6, rates, [1e9] * 16)
     assert policy.plan(state, 1).max_depth == (brute_force(rates, cost, CURVES[curve], 16),)

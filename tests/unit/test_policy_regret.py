@@ -13,6 +13,7 @@ from statistics import fmean
 import pytest
 from policy_rounds import think_for
 from policy_seats import Given, Seats, Tally, occupy
+from tiers import in_turn
 
 from outrider.core.prices import Prices
 from outrider.policies.adaptive import Adaptive
@@ -97,8 +98,7 @@ CAPTURED = Seats(lambda nodes: 3e-3 + 7e-6 * nodes, lambda rows, k: 6e-4 * k, la
 """Whole rounds are timed, here and at load."""
 
 
-@pytest.mark.parametrize("kind", ["right", "dear", "cheap", "scattered"])
-@pytest.mark.parametrize("name", [*TUNED, *HELD_OUT])
+@pytest.mark.parametrize(("name", "kind"), in_turn([*TUNED, *HELD_OUT], ("right", "dear", "cheap", "scattered")))
 def test_the_first_two_hundred_rounds_and_the_next_thousand(name: str, kind: str) -> None:
     """Alone, from the first round on, with prices that are right, 30 % off in either direction, or scattered."""
     first, later = [], []

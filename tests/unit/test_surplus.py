@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.bench.surplus.analysis import Analysis, Offset, analyse, table
-from outrider.bench.surplus.probe import ProbeOptions, Reading, Readout
+from outrider.bench.surplus.probe import ProbeOptions, ProbeScore, Readout
 from outrider.bench.surplus.sources import HiddenMarkov
 from outrider.cli.main import main
 
@@ -62,15 +62,31 @@ def test_the_probe_finds_what_is_there() -> None:
     assert surplus_found(CYCLE) == pytest.approx(exact, abs=0.06)
 
 
-def test_the_order_is_that_of_accepted_lengths() -> None:
-    def offset(k: int, *shares: float) -> Offset:
-        kinds = ("tokens", "state", "state + tokens")
-        return Offset(k, {kind: Reading(2.0 - share, share) for kind, share in zip(kinds, shares, strict=True)})
+def offset(k: int, **hits: list[int]) -> Offset:
+    """The probes of an offset on one text, by their hits."""
+    found = {
+        kind.replace("_and_", " + "): ProbeScore(float(len(one) - sum(one)), (torch.tensor(one) > 0,))
+        for kind, one in hits.items()
+    }
+    return Offset(k, found)
 
-    found = Analysis(10, (offset(1, 0.5, 0.6, 0.8), offset(2, 0.4, 0.1, 0.5)))
-    assert found.accepted("state + tokens") == pytest.approx(0.8 + 0.8 * 0.5)
-    assert found.order == ["state + tokens", "tokens", "state"]
-    assert found.offsets[0].surplus == pytest.approx(0.3)
+
+def test_the_order_is_that_of_accepted_lengths() -> None:
+    """A guess is kept behind those that are kept at its own place: tokens and state hit equally often here."""
+    first = offset(1, tokens=[1, 1, 0, 0, 1], state=[1, 1, 0, 0, 1], state_and_tokens=[1, 1, 1, 0, 1])
+    second = offset(2, tokens=[0, 0, 1, 1], state=[1, 1, 0, 0], state_and_tokens=[1, 1, 0, 0])
+    found = Analysis(5, (first, second))
+    assert found.accepted("tokens") == pytest.approx(2 / 4)  # the last place has no second offset
+    assert found.accepted("state") == pytest.approx(4 / 4)
+    assert found.order == ["state + tokens", "state", "tokens"]
+    assert found.offsets[0].readings["tokens"].agreement == pytest.approx(0.6)
+    assert found.offsets[0].surplus == pytest.approx(1.0)
+
+
+def test_hits_that_come_together_are_kept_more_often_than_their_shares_say() -> None:
+    """The product of the shares would say 1/2 + 1/4."""
+    together = Analysis(4, tuple(offset(k, tokens=[1, 0, 1, 0]) for k in (1, 2)))
+    assert together.accepted("tokens") == pytest.approx(1 / 2 + 1 / 2)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,7 @@ def test_frozen_rows_come_from_the_targets_folder(tmp_path: Path) -> None:
     """A folder that leaves embedding and output matrix to a tied target, with a reduced vocabulary."""
     target, bundled = bundled_path("target"), bundled_path("heads/eagle1")
     small = trimmed(load_head(bundled, ends=target), torch.arange(0, 4096, 5))
-    save_head(small, tmp_path / "e", ends=target)
+    save_head(small, tmp_path / "e", target_folder=target)
     assert "lm_head.weight" not in load_file(tmp_path / "e" / "model.safetensors")
     again = load_head(tmp_path / "e", ends=target)
     torch.testing.assert_close(again.state_dict()["lm_head.weight"], small.state_dict()["lm_head.weight"])

@@ -14,13 +14,13 @@ from outrider import LLM, OptionError, SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.vllm_plugin import (
     OPTIONS_VARIABLE,
-    Hybrid,
-    NgramCache,
-    PromptLookup,
-    Reference,
+    HybridProposer,
+    NgramCacheProposer,
+    PromptLookupProposer,
+    ReferenceProposer,
     SlotDrafting,
-    Suffix,
-    TokenRecycling,
+    SuffixProposer,
+    TokenRecyclingProposer,
     register,
 )
 
@@ -72,7 +72,7 @@ def llm() -> LLM:
     return LLM(method="plain")
 
 
-@pytest.mark.parametrize(("proposer", "method"), [(Suffix, "suffix"), (PromptLookup, "prompt-lookup")])
+@pytest.mark.parametrize(("proposer", "method"), [(SuffixProposer, "suffix"), (PromptLookupProposer, "prompt-lookup")])
 def test_passes_are_those_of_our_own_engine(llm: LLM, proposer: Any, method: str) -> None:
     prompt = "Tom had a red ball. Tom had a red ball. Tom had a"
     params = SamplingParams(max_tokens=48, ignore_eos=True)
@@ -99,21 +99,21 @@ def test_a_hybrid_learns_which_of_its_parts_is_right(monkeypatch: pytest.MonkeyP
     assert found and found == text[30 : 30 + len(found)]
     monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps({"parts": ["suffix", "token-recycling"]}))
     with pytest.raises(OptionError, match="'token-recycling' cannot be one"):
-        Hybrid(config())
+        HybridProposer(config())
 
 
 def test_requests_are_recognised_in_other_slots() -> None:
     """Requests leave, and those that stay change places: each goes on copying from its own text."""
     texts = [([1, 2, 3, 4] * 4, [1, 2, 3, 4] * (3 + i)) for i in range(3)]
     texts += [([50 + i for i in range(6)] * 3, [50 + i for i in range(6)] * 3)]
-    batch = Batch(PromptLookup(config(100)), texts)
+    batch = Batch(PromptLookupProposer(config(100)), texts)
     while batch.rows:
         batch.step()
     assert all(batch.passes[number] <= len(answer) // 4 + 2 for number, (_, answer) in enumerate(texts))
 
 
 def test_a_slot_that_is_still_reading_gets_nothing() -> None:
-    proposer = Suffix(config(100))
+    proposer = SuffixProposer(config(100))
     table = np.tile(np.array([5, 6, 7, 8], dtype=np.int32), (2, 4))
     found = proposer.propose([[], [8]], np.array([16, 16]), table)
     assert found[0] == [] and found[1][:4] == [5, 6, 7, 8]
@@ -124,10 +124,10 @@ def test_a_slot_that_is_still_reading_gets_nothing() -> None:
 def test_options_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONS_VARIABLE, '{"references": [[9, 8, 7, 6, 5, 4, 3]]}')
     table = np.array([[1, 9, 8, 7]], dtype=np.int32)
-    assert Reference(config(20)).propose([[7]], np.array([4]), table)[0][:3] == [6, 5, 4]
+    assert ReferenceProposer(config(20)).propose([[7]], np.array([4]), table)[0][:3] == [6, 5, 4]
     monkeypatch.setenv(OPTIONS_VARIABLE, "[1]")
     with pytest.raises(OptionError, match="not a JSON object"):
-        NgramCache(config(20))
+        NgramCacheProposer(config(20))
 
 
 class Shown:
@@ -153,7 +153,7 @@ def test_token_recycling_sees_the_scores_of_vllms_model(llm: LLM) -> None:
     prompt, params = "Tom had a red ball. Tom had a", SamplingParams(max_tokens=24, ignore_eos=True)
     options = {"num_draft_tokens": NUM_GUESSES, "num_tree_nodes": NUM_GUESSES, "num_successors": 1, "recycle_prompt": False}
     ours = llm.generate(prompt, params, method=llm.compose("token-recycling", policy="fixed", **options))[0]
-    proposer, model = TokenRecycling(config()), Shown()
+    proposer, model = TokenRecyclingProposer(config()), Shown()
     proposer.load_model(model)
     ids, answer = llm.codec.encode(prompt), list(ours.token_ids)
     batch = Batch(proposer, [(ids, answer)])

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.random_source import RandomSource
-from outrider.core.rng import Noise, Purpose
+from outrider.core.rng import OWED_LANE, Noise, Purpose
 
-LANE = 0
+LANE = OWED_LANE
 """The lane of a round's one residual draw."""
 
 NOTHING = 1e-12

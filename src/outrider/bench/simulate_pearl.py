@@ -1,11 +1,14 @@
 """What drafting beside verifying gains: the simulator's twin for draft and target that work at once.
 
-A round takes the longer of the target's pass and the draft's chain. It checks a chain if the round before accepted everything
-and the draft had guessed the target's next token too. Otherwise it checks nothing and emits one token. So a text is a walk
-between two states, and its expected time is a recursion over both (Liu et al. 2024, PEARL, arXiv 2408.11850).
+A round takes the longer of the target's pass and the draft's work, which is the token that ends the round and a chain behind
+it. The chain is ready for the next round if this one accepted everything and its end was foreseen. Otherwise ``pearl`` checks
+nothing and emits one token (Liu et al. 2024, PEARL, arXiv 2408.11850), and a row that drafts ``beside`` drafts in turns. So a
+text is a walk between two states, and its expected time is a recursion over both.
 
-    T(n, s) = max(pass(k + 1), draft(K + 1)) + sum_{j < k} P(j of k) T(n - j - 1, 0)
-              + P(k of k) (r T(n - k - 1, K) + (1 - r) T(n - k - 1, 0)),        k = min(s, n - 1),   s in {0, K}
+    T(n, s) = cost(s) + sum_{j < k} P(j of k) T(n - j - 1, lost)
+              + P(k of k) (r T(n - k - 1, ready) + (1 - r) T(n - k - 1, lost))
+    cost(ready) = max(pass(k + 1), draft(K + 1)),        k = min(K, n - 1)
+    cost(lost)  = the same with k = 0  in pearl,  or  draft(k) more  beside
     r: the rate at which the draft's guess of the next token is right
 """
 
@@ -21,19 +24,41 @@ Seconds = Callable[[int], float]
 
 
 def pearl_seconds(num_tokens: int, length: int, by_depth: Sequence[float], *, score: Seconds, draft: Seconds) -> float:
-    """T(n, 0). ``score(m)`` is a pass that checks m guesses, ``draft(m)`` the time of m draft steps."""
+    """T(n, lost) of pearl. ``score(m)`` is a pass that checks m guesses, ``draft(m)`` the time of m draft steps."""
+    return _seconds(num_tokens, length, by_depth, score=score, draft=draft, in_turns=False)
+
+
+def beside_seconds(num_tokens: int, length: int, by_depth: Sequence[float], *, score: Seconds, draft: Seconds) -> float:
+    """T(n, lost) of a row that drafts in turns after an end that was not foreseen."""
+    return _seconds(num_tokens, length, by_depth, score=score, draft=draft, in_turns=True)
+
+
+def _seconds(
+    num_tokens: int, length: int, by_depth: Sequence[float], *, score: Seconds, draft: Seconds, in_turns: bool
+) -> float:
     drafting = draft(length + 1)
     passes = [max(score(k), drafting) for k in range(length + 1)]
-    without, ahead = [0.0], [0.0]
-    laws = [accepted_law(_from(by_depth, 1), k) for k in range(length + 1)]
+    lost, ready = [0.0], [0.0]
+    begun, later = (_laws(by_depth, depth, length) for depth in (0, 1))  # a ready chain begins behind a right guess
     first, again = _from(by_depth, 0)[0], _from(by_depth, length + 1)[0]
+
+    def ends(left: int, k: int, law: Sequence[float], rate: float) -> float:
+        rest = sum(chance * lost[left - j - 1] for j, chance in enumerate(law[:-1]))
+        return rest + law[-1] * (rate * ready[left - k - 1] + (1 - rate) * lost[left - k - 1])
+
     for left in range(1, num_tokens + 1):
-        without.append(passes[0] + first * ahead[left - 1] + (1 - first) * without[left - 1])
         k = min(length, left - 1)
-        rest = sum(chance * without[left - j - 1] for j, chance in enumerate(laws[k][:-1]))
-        through = laws[k][-1] * (again * ahead[left - k - 1] + (1 - again) * without[left - k - 1])
-        ahead.append(passes[k] + rest + through)
-    return without[num_tokens]
+        alone = passes[0] + ends(left, 0, [1.0], first)
+        turns = draft(k) + passes[k] + ends(left, k, begun[k], again)
+        lost_now, ready_now = turns if in_turns else alone, passes[k] + ends(left, k, later[k], again)
+        lost.append(lost_now)
+        ready.append(ready_now)
+    return lost[num_tokens]
+
+
+def _laws(by_depth: Sequence[float], depth: int, length: int) -> list[list[float]]:
+    """The law of the number of accepted guesses, by the length of a chain whose rates begin at a depth."""
+    return [accepted_law(_from(by_depth, depth), k) for k in range(length + 1)]
 
 
 def pearl_tokens_per_pass(by_depth: Sequence[float], length: int, *, num_tokens: int = 512) -> float:

@@ -12,6 +12,7 @@ from outrider.models.gguf.export import export_gguf
 from outrider.models.gguf.heads import export_head_gguf, is_heads
 from outrider.models.heads import load_head
 from outrider.models.heads.export import export_head
+from outrider.models.heads.reading import target_folder_of
 from outrider.models.load import read_config
 from outrider.models.source import Source, local_path
 
@@ -36,7 +37,7 @@ def _export_gguf(folder: Path, out: Path, arguments: argparse.Namespace) -> None
     if not is_heads(raw):
         export_gguf(folder, out, raw=raw, dtype=arguments.dtype)
         return
-    shared = raw.get("outrider", {}).get("ends")
+    shared = target_folder_of(raw)
     target = arguments.target or (str((folder / shared).resolve()) if shared else None)
     if target is None:
         raise OptionError("a GGUF file of heads holds the target's tokenizer; name the target with --target MODEL")

@@ -6,7 +6,7 @@ minutes of loading. What depends on the loaded model is checked when the two are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,17 @@ from outrider.core.catalog import Catalog
 from outrider.core.draft import Draws, Shape
 from outrider.core.errors import CompositionError, OptionError, closest
 from outrider.core.method import agree_on_draws
-from outrider.core.method_rows import MethodRow, PolicyRow, RuleRow, option_names
+from outrider.core.method_rows import ExecutorOptions, MethodRow, PolicyRow, RuleRow, option_names
+
+_RENAMED = {"ends": "target_folder"}
+"""Options of earlier versions, and what they are called now."""
+
+
+def _hint(option: str, valid: Set[str], also: Sequence[str]) -> str:
+    """The present name of a renamed option, or the nearest name; then all valid ones."""
+    now = _RENAMED.get(option)
+    near = f"it is called {now!r} now; " if now in valid else closest(option, [*sorted(valid), *also])
+    return f"{near}valid: {', '.join(sorted(valid))}"
 
 
 def agrees(row: MethodRow, rule: RuleRow) -> bool:
@@ -60,11 +70,12 @@ class Choice:
         row, rule_row, given = tables.methods[self.name], self.rule(tables), self.given(tables)
         agree_on_draws(row.drafter, rule_row.rule)
         rows = tables.rows_of(self.name, given)
-        kinds = [tables.policies[self.policy].options, rule_row.options, *(part.options for part in rows.values())]
+        own = (part.options for part in rows.values())
+        kinds = [tables.policies[self.policy].options, rule_row.options, ExecutorOptions, *own]
         valid = set[str]().union(*map(option_names, kinds))
         for option in self.options:
             if option not in valid:
-                hint = f"{closest(option, [*sorted(valid), *also])}valid: {', '.join(sorted(valid))}"
+                hint = _hint(option, valid, also)
                 raise OptionError(f"method {self.name!r} with policy {self.policy!r} has no option {option!r}; {hint}")
         lacking = next((need for need in rule_row.needs if need not in given), None)
         if lacking:

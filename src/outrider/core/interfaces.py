@@ -27,6 +27,7 @@ from outrider.core.prices import PriceSource
 from outrider.core.random_source import RandomSource
 from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.resume import Resume
+from outrider.core.rewinding import Rewinding
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream
 from outrider.core.row_draft import RowDraft
 from outrider.core.row_state import RowState, Stateless
@@ -182,7 +183,7 @@ class Observation:
         return self.draft_seconds + self.score_seconds if self.round_seconds is None else self.round_seconds
 
 
-class Drafter(ABC):
+class Drafter(Rewinding, ABC):
     """Proposes trees."""
 
     offers: ClassVar[tuple[Draws, ...]]
@@ -195,6 +196,8 @@ class Drafter(ABC):
     """True for plain decoding: the drafter never guesses."""
     drafts_alone: bool = False
     """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
+    num_ways: int = 1
+    """Ways of drafting that differ in what they cost, the cheapest first and the whole drafter last. A plan names one."""
     reads_logits: bool = False
     """Whether ``observe`` learns from the target's logits."""
 
@@ -293,6 +296,11 @@ class Policy(ABC):
     def carry(self, state: Any, prompts: Prompts) -> None:
         """Note that the next round also reads ``prompts``; called before ``plan``. For policies that weigh costs."""
         del state, prompts
+
+    def for_ways(self, num_ways: int) -> Policy:
+        """The policy of a drafter with so many ways. Most policies always ask the whole drafter."""
+        del num_ways
+        return self
 
     def captured_shape(self) -> CapturedShape | None:
         """The draft lengths of captured rounds under this policy; None if a plan depends on more than the last round."""

@@ -60,6 +60,14 @@ class NoOptions:
     """Options of a part that has none."""
 
 
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """How a round is run, for every method that can be run so."""
+
+    beside: bool = False
+    """Draft the next round while the target checks this one. For rows with a draft model, best with ``draft_process``."""
+
+
 @dataclass(frozen=True, eq=False)
 class MethodRow:
     """One row of the table."""

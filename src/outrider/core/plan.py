@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.reason import Reason
 from outrider.core.stopping import Doubt, StopRule
@@ -21,9 +21,11 @@ class Plan:
     """Ends drafts by confidence, for drafters that know their confidence at no cost. Others draft the whole plan."""
     reason: Reason | None = None
     """Why the policy planned this."""
+    way: int | None = None
+    """Which of the drafter's ways is asked, where it has several; the last if None."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
         """The plan with no path longer than ``room[b]``."""
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
-        return Plan(depth, nodes, self.stop, self.doubt, self.reason)
+        return replace(self, max_depth=depth, max_nodes=nodes)

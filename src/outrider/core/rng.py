@@ -151,3 +151,18 @@ class Noise:
 
     def _round_keys(self, purpose: Purpose, lanes: Tensor) -> Tensor:
         return make_key(self.seeds[:, None], self.positions[:, None], purpose, lanes)
+
+
+OWED_LANE = 0
+"""The lane of the race that draws the token after an accepted path (``Purpose.RESIDUAL``)."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseOfTheEnd(Noise):
+    """The noise with which rules of sampled guesses draw the token after an accepted path, in place of a drafter's own. A
+    guess made with it foresees that token as often as the drafter's law is like the target's."""
+
+    def gumbel(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
+        del purpose
+        race = self.exponential(Purpose.RESIDUAL, torch.full_like(lanes, OWED_LANE), vocab_size)
+        return -torch.log(race).float()

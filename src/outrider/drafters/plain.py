@@ -17,6 +17,7 @@ class NullDrafter(Drafter):
     """Every tree is its root."""
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID, Draws.WITHOUT_REPLACEMENT)
+    waits: ClassVar = "it drafts nothing"
     shape: ClassVar = Shape.CHAIN
     never_guesses: ClassVar = True
 

@@ -1,1 +1,1 @@
-"""The engine: the five verbs of a round, and the loop that repeats them. It knows interfaces, never methods."""
+"""The engine: the five steps of a round, and the loop that repeats them. It knows interfaces, never methods."""

@@ -1,4 +1,4 @@
-"""Requests on their way into a lane: prompts are read piece by piece, between the rounds of those already running."""
+"""Requests on their way into a lane: their prompts are read in pieces, between the rounds of running requests."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from outrider.engine.pieces import PieceSizes
 from outrider.engine.prefill import Prefill
 
 _IN_TURNS = 4
-"""Long prompts that are read in turns; more of them wait."""
+"""Number of long prompts that are read in turns. Further ones wait."""
 
 
 @final
 class Arrivals:
-    """Everybody who is being read. Requests of one lane that came together are read together, the others in turns: a short
-    prompt waits for a piece of a long one, not for all of it."""
+    """Requests whose prompts are being read. Requests of one lane that arrived together are read together, the others in turns.
+    So a short prompt waits for one piece of a long prompt, not for all of it."""
 
     def __init__(self, target: Target, slots: Slots, *, isolates: bool) -> None:
-        """Where it ``isolates``, a request that cannot be read ends alone."""
+        """With ``isolates``, a request that cannot be read ends alone, and the others go on."""
         self._target, self._num_tokens, self._isolates = target, slots.prefill_tokens, isolates
         self.pieces = PieceSizes(slots)
         self._queue: list[tuple[Lane, Prefill]] = []
 
     @property
     def lanes(self) -> dict[int, Lane]:
-        """Where each of them is going."""
+        """The lane of each arriving request."""
         return {number: lane for lane, prefill in self._queue for number, _ in prefill.rows}
 
     @property
@@ -41,11 +41,12 @@ class Arrivals:
 
     @property
     def room(self) -> int:
-        """Tokens that may still be added. A prompt counts as a quarter of a piece at most, so a few long ones leave room."""
+        """Prompt tokens that may still be admitted. A prompt counts as a quarter of a piece at most, so that a few long ones
+        leave room for others."""
         return self._num_tokens - sum(min(prefill.num_left, self._num_tokens // _IN_TURNS) for _, prefill in self._queue)
 
     def add(self, lane: Lane, row: tuple[int, RequestState], prefix: Cache | None = None) -> None:
-        """Read one more request, its number and its state. ``prefix`` holds the first tokens of it already."""
+        """Start to read a request, given its number and state. ``prefix`` already holds its first tokens."""
         if prefix is None and self._queue and self._queue[-1][0] is lane:
             last = self._queue[-1][1]
             longest = max(last.size.longest, len(row[1].tokens))
@@ -56,8 +57,8 @@ class Arrivals:
         self._queue.append((lane, Prefill(self._target, lane.taps, [row], prefix)))
 
     def read(self) -> list[tuple[int, RequestState]]:
-        """Read as much as is allowed between two rounds. Those who are read join their lanes; those who cannot be read are
-        returned."""
+        """Read as much as is allowed between two rounds. Requests that are complete join their lanes. Requests that cannot be
+        read are returned."""
         budget = self.pieces.size_alone if len(self._queue) == 1 else self.pieces.size
         failed = list[tuple[int, RequestState]]()
         while self._queue and budget > 0:
@@ -81,7 +82,7 @@ class Arrivals:
         return failed
 
     def keep(self, ids: Container[int]) -> None:
-        """Forget all others. Those who were read together with one of them are read anew."""
+        """Drop all other requests. If requests were being read together and one of them is dropped, the others start again."""
         kept: list[tuple[Lane, Prefill]] = []
         for lane, prefill in self._queue:
             rows = [row for row in prefill.rows if row[0] in ids]
@@ -91,7 +92,7 @@ class Arrivals:
         self._queue = kept
 
     def _part(self, lane: Lane, prefill: Prefill, error: Exception) -> list[tuple[int, RequestState]]:
-        """Requests whose reading failed are read one by one; one that fails alone ends, and is returned."""
+        """Read each request of a failed group alone. Those that fail alone end, and are returned."""
         if len(prefill.rows) == 1:
             prefill.rows[0][1].fail(error)
             return prefill.rows

@@ -30,12 +30,13 @@ from outrider.engine.beam_forest import Beams, Forest, NoForest
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """What is searched for."""
+    """Options of a beam search."""
 
     num_beams: int = 4
     max_tokens: int = 128
     length_penalty: float = 1.0
-    """Exponent of the length by which a finished text's score is divided: above 0 favours long texts, below short ones."""
+    """Exponent of the length by which the score of a finished text is divided. Values above 0 favour long texts, below 0 short
+    ones."""
     early_stopping: bool | Literal["never"] = False
     """True: stop when ``num_beams`` texts are finished. False: when no running beam looks better at its present length.
     "never": when none can become better at any length."""
@@ -71,12 +72,12 @@ class BeamResult:
 @dataclass(frozen=True)
 class _Winner:
     beam: int
-    """Which of the beams it continues."""
+    """Number of the beam that it continues."""
     token: int
 
 
 class _Search:
-    """The search itself: log-probabilities of one level in, its winners out. Knows nothing of passes."""
+    """The search without passes: it takes the log-probabilities of one level and returns the winners."""
 
     def __init__(self, options: BeamOptions, end_ids: frozenset[int]) -> None:
         self.options = options
@@ -115,7 +116,8 @@ class _Search:
         return len(self.finished) == self.options.num_beams
 
     def _finish(self, ended: Sequence[tuple[tuple[int, ...], float]]) -> None:
-        """Only candidates among the ``num_beams`` best count as finished; of all of these the best are kept."""
+        """Add finished texts. Only candidates among the ``num_beams`` best count, and of all finished texts the best are
+        kept."""
         if self._is_full and self.options.early_stopping is True:
             return
         new = [Hypothesis(text, score / len(text) ** self.options.length_penalty) for text, score in ended]
@@ -168,10 +170,9 @@ def beam_search(
 
 
 def _replay(search: _Search, tree: TokenTree, logits: Tensor) -> tuple[list[int], list[list[int]]]:
-    """Levels of the search for as long as all its beams stand on nodes of the trees.
+    """Play levels of the search for as long as all its beams are nodes of the trees.
 
-    Returns for every new beam the row it grew from and its nodes there, the root first; its last token is not among them.
-    """
+    Returns for every new beam the row it grew from and its nodes there, the root first; its last token is not among them."""
     children = _children(tree)
     rows, paths = list(range(tree.batch_size)), [[0] for _ in range(tree.batch_size)]
     while True:
@@ -186,7 +187,7 @@ def _replay(search: _Search, tree: TokenTree, logits: Tensor) -> tuple[list[int]
 
 
 def _children(tree: TokenTree) -> dict[tuple[int, int, int], int]:
-    """(row, node, token) -> the child of the node that holds the token, the eldest of equals."""
+    """Maps (row, node, token) to the child of the node that holds the token; of several such children, to the first."""
     found: dict[tuple[int, int, int], int] = {}
     for row, (tokens, parents) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
         for node in range(1, tree.sizes[row]):

@@ -45,11 +45,11 @@ class Beams:
 
 
 class Forest(ABC):
-    """Grows a tree under every beam. Frozen; what evolves is the state it hands out."""
+    """Grows a tree under every beam. It is frozen; changing state is passed in and out."""
 
     @abstractmethod
     def start(self, prompt_ids: Sequence[int]) -> Any:
-        """State of one beam, the prompt."""
+        """The state for one beam, the prompt."""
 
     @abstractmethod
     def propose(self, state: Any, beams: Beams, depth: int) -> TokenTree:
@@ -57,7 +57,7 @@ class Forest(ABC):
 
     @abstractmethod
     def keep(self, state: Any, rows: Sequence[int], paths: Sequence[Sequence[int]], scores: Scores) -> Any:
-        """State of the new beams: beam i goes on from row ``rows[i]`` along nodes ``paths[i]``, the root first."""
+        """The state of the new beams. Beam i continues row ``rows[i]`` along ``paths[i]``, whose first node is the root."""
 
 
 @final
@@ -83,7 +83,7 @@ class _DrafterState:
 
 @final
 class DrafterForest(Forest):
-    """What a drafter guesses for each beam as if it were the only text, without noise."""
+    """The guesses of any drafter, made for each beam as if it were the only text, without noise."""
 
     def __init__(self, drafter: Drafter, *, depth: int = 4) -> None:
         if drafter.taps:
@@ -113,7 +113,8 @@ class DrafterForest(Forest):
         return state.draft.tree
 
     def keep(self, state: _DrafterState, rows: Sequence[int], paths: Sequence[Sequence[int]], scores: Scores) -> _DrafterState:
-        """A drafter commits one path per row. Where beams part, that is what they share; it reads the rest as new text."""
+        """The state of the new beams. A drafter commits one path per row. Where several beams continue one row, it commits
+        their common beginning and reads the rest as new text."""
         if state.draft is not None:
             count = state.draft.tree.batch_size
             shared = [_shared([path for row, path in zip(rows, paths, strict=True) if row == i]) for i in range(count)]
@@ -123,7 +124,7 @@ class DrafterForest(Forest):
 
 
 def _shared(paths: Sequence[Sequence[int]]) -> list[int]:
-    """The longest common beginning; the root alone for a row that no beam goes on from."""
+    """The longest common beginning of the beams of each row; the root alone for a row that no beam continues."""
     common = [0]
     for nodes in list(zip(*paths, strict=True))[1:]:
         if len(set(nodes)) > 1:
@@ -136,7 +137,7 @@ def _shared(paths: Sequence[Sequence[int]]) -> list[int]:
 class _ModelState:
     cache: Cache
     num_scored: int = field(default=0)
-    """Nodes of the last trees that are in the cache."""
+    """Nodes of the latest trees that are in the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,7 @@ class _Level:
     totals: Tensor
     """[R, M] score of each node's path by the small model, at most 0, from the beam's own score on."""
     running: Tensor
-    """[R, M] true for nodes the small model's search goes on from."""
+    """[R, M] true for nodes that the small model's search continues."""
 
     @property
     def width(self) -> int:
@@ -197,8 +198,8 @@ class ModelForest(Forest):
         return logits.log_softmax(-1)
 
     def _grown(self, tree: TokenTree, level: _Level, log_probs: Tensor) -> tuple[TokenTree, _Level]:
-        """One more level: the ``width`` best of all beams. A tree of a batch is as wide as its widest row, so the other
-        rows fill up with their own next best at no cost; these are guesses, but the search does not go on from them."""
+        """Grow one more level, the ``width`` best nodes of all beams. A batch is as wide as its widest row, so other rows add
+        their next best nodes at no cost. Those are guesses that the search does not continue."""
         vocab_size, begin = log_probs.shape[-1], tree.num_nodes - level.width
         totals = (level.totals[..., None] + log_probs).flatten(1)
         running = totals.masked_fill(~level.running.repeat_interleave(vocab_size, 1), -torch.inf)

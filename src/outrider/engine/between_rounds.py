@@ -1,14 +1,14 @@
-"""A drafter on the host, beside captured rounds: it drafts when a round has ended, and its guesses are data of the next one.
+"""A drafter on the host beside captured rounds. It drafts after a round has ended, and its guesses are input of the next round.
 
-A round with guesses therefore waits for the one before it. Rounds without guesses do not: the device runs ahead as in plain
-decoding, and so it does where the drafter has no guess. A tree is handed over with parents before children, so that its first
-nodes are a tree too: a captured round takes as many as it has room for. ``Engine.step`` is the oracle.
+A round with guesses therefore waits for the one before it. Rounds without guesses do not: the device runs ahead, as in plain
+decoding. Trees are passed with parents before children, so the first nodes of a tree are a tree too. A captured round takes as
+many of them as it has room for. ``Engine.step`` is the oracle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from outrider.engine.round_graph import RoundGraph
 
 _NOTHING = -1
-"""Stands where a tree has no guess: no choice equals it."""
+"""Token of a place without a guess. It never equals a choice of the target."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """The newest guesses of every slot, at addresses that stay."""
+    """The latest guesses of every slot, at fixed memory addresses."""
 
     tokens: Tensor
     """[B, N] int64, the root first; ``_NOTHING`` behind the last guess."""
@@ -51,7 +51,7 @@ class _Given:
         return _Given(tokens, _shapes_of(parents))
 
     def write(self, slots: Sequence[int], tree: TokenTree, *, is_chain: bool) -> None:
-        """Hand over the trees of some slots; the others get no guesses."""
+        """Write the trees of some slots. The other slots get no guesses."""
         index, count = sent(list(slots), torch.int64, self.tokens.device), tree.num_nodes
         valid = tree.valid
         if is_chain:  # as far as a tree is one
@@ -68,35 +68,35 @@ class _Given:
 
 
 def _shapes_of(parents: Tensor) -> SlotTrees:
-    """As kernels read the trees with these parents [B, N]."""
+    """The shapes of trees with these parents [B, N], in the form that kernels read."""
     tree = TokenTree(parents, parents, (parents.shape[1],) * len(parents))
     return SlotTrees(parents, tree.depths.int(), pack_words(tree.ancestors), tree_tiles.paths_of(tree.ancestors))
 
 
 @final
 class BetweenRounds(DeviceDrafter):
-    """Guesses that a drafter on the host has made before the round began."""
+    """Drafts on the host between captured rounds."""
 
     least_len = 1
 
     def __init__(self, drafter: Drafter, shape: CapturedShape, target: Target, rule: AcceptanceRule | None = None) -> None:
-        """``rule`` walks on the host; None for the coupled one, which rounds have."""
+        """``rule`` decides on the host; None for the coupled rule, which captured rounds contain."""
         self._drafter, self._shape, self._target, self.rule = drafter, shape, target, rule
         self._is_chain = all(depth == count for depth, count in shape.guesses.items())
         self._slots: list[int] = []
-        """Those whose texts the drafter follows, by rows of its state."""
+        """Slots whose texts the drafter follows, by row of the drafter's state."""
         self._requests: list[RequestState] = []
         self._state: Any = None
         self._sampler: Sampler | None = None
         self._asked: tuple[Draft, Plan] | None = None
-        """What was drafted for the round on its way."""
+        """The draft for the round in flight."""
         self._noise: Noise | None = None
         self._walked: tuple[list[list[int]], list[bool]] | None = None
-        """The rule's paths in it, and whether a guess was rejected at their ends, by rows; None where it walked itself."""
+        """The rule's accepted paths in it, by row, and whether a guess was rejected at each end; None if the device decided."""
         self._gone: set[int] = set()
-        """Slots that were given up while their round was on its way."""
+        """Slots that were freed while their round was in flight."""
         self._prompts: dict[int, Tensor] = {}
-        """[n, F] what the drafter taps of prompts, until it begins to follow their slots."""
+        """[n, F] tapped states of prompts, kept until the drafter starts to follow their slots."""
         self._given: dict[int, _Given] = {}
         self._trees: dict[tuple[int, int], SlotTrees] = {}
 
@@ -110,12 +110,12 @@ class BetweenRounds(DeviceDrafter):
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
-        """Target layers whose states of the prompt the drafter begins with, where the prompt was read in passes of its own."""
+        """Target layers whose prompt states the drafter needs, if the prompt was read in passes of its own."""
         return self._drafter.taps
 
     @property
     def listens(self) -> bool:
-        """The round on its way must be read before another begins, which would write over its logits."""
+        """Whether the logits of the round in flight must be read before the next round overwrites them."""
         return self._asked is not None and self.reads_logits
 
     def num_nodes(self, depth: int) -> int:
@@ -133,8 +133,8 @@ class BetweenRounds(DeviceDrafter):
     def ready(
         self, states: Mapping[int, RequestState], plan: Plan, depth: int, *, batch_size: int, is_told: bool = False
     ) -> int:
-        """Draft for the requests in these slots, at most ``depth`` guesses along a path; returns how many the round needs.
-        ``is_told``: it is a round of the rule (``tell``)."""
+        """Draft for the requests in these slots, at most ``depth`` guesses along a path. Returns how many guesses the round
+        needs. ``is_told`` says that a rule on the host decides the round (``tell``)."""
         if self._asked is not None:  # the round was thrown away
             self._asked = self._walked = None
             self._keep([])
@@ -154,7 +154,7 @@ class BetweenRounds(DeviceDrafter):
         assert self._sampler is not None
         room = [max(0, min(row.params.max_tokens - row.num_output, target.max_len - len(row.tokens)) - 1) for row in rows]
         depths, count = tuple(min(plan.max_depth[slot], depth) for slot in self._slots), self._shape.guesses.get(depth, 0)
-        asked = Plan(depths, (count,) * len(rows), plan.stop, plan.doubt, plan.reason).clipped(room)
+        asked = replace(plan, max_depth=depths, max_nodes=(count,) * len(rows)).clipped(room)
         seeds = sent([row.seed for row in rows], torch.int64, device)
         positions = sent([row.num_output for row in rows], torch.int64, device)
         noise = self._noise = Noise(seeds, positions, target.gumbel_stream, target.choose)
@@ -163,7 +163,7 @@ class BetweenRounds(DeviceDrafter):
 
     @torch.inference_mode()
     def tell(self, graph: RoundGraph, batch_size: int) -> None:
-        """Walk the round whose pass was started, by the rule. The device commits what it says."""
+        """Decide the round whose pass was started, by the rule on the host. The device commits the result."""
         count = graph.num_nodes
         nodes, following = [[-1] * count for _ in range(batch_size)], [[0] * count for _ in range(batch_size)]
         if self._asked is not None and graph.logits is not None and self._sampler is not None:
@@ -178,11 +178,11 @@ class BetweenRounds(DeviceDrafter):
         graph.tell(nodes, following)
 
     def _own(self, logits: Tensor, num_nodes: int) -> Scores:
-        """What the pass says of the first nodes of the slots that it follows."""
+        """The scores of the slots that the drafter follows, for their first nodes."""
         return Scores(logits[sent(self._slots, torch.int64, logits.device), :num_nodes, : self._target.vocab_size])
 
     def noted(self, notes: list[list[int]]) -> list[list[int]]:
-        """The notes of a round by slots, with what only the rule knows: how much was guessed, and whether it was rejected."""
+        """The notes of a round by slot, with what only the rule knows: the number of guesses, and whether one was rejected."""
         if self._asked is not None and self._walked is not None:
             for slot, drafted, rejected in zip(self._slots, self._asked[0].num_drafted, self._walked[1], strict=True):
                 notes[slot][1], notes[slot][3] = drafted, rejected
@@ -190,7 +190,7 @@ class BetweenRounds(DeviceDrafter):
 
     @torch.inference_mode()
     def took(self, notes: Mapping[int, Sequence[int]], logits: Tensor | None) -> None:
-        """What the round that was drafted for did, by slots, and the logits [B, N, V] of its nodes where the drafter reads
+        """Update the drafter after the round that it drafted for. ``logits`` [B, N, V] are given where the drafter reads
         them."""
         (asked, self._asked), (walked, self._walked) = (self._asked, None), (self._walked, None)
         if asked is None:
@@ -212,7 +212,7 @@ class BetweenRounds(DeviceDrafter):
         self._gone.clear()
 
     def finish(self, states: Mapping[int, RequestState]) -> None:
-        """Requests have ended: for drafters that learn across requests."""
+        """Tell drafters that learn across requests that these requests have ended."""
         if self._drafter.memories:
             self._follow({slot: self._requests[row] for row, slot in enumerate(self._slots)} | dict(states))
         for slot, state in states.items():
@@ -220,7 +220,7 @@ class BetweenRounds(DeviceDrafter):
                 self._drafter.finish(self._state, self._slots.index(slot), state.tokens)
 
     def _follow(self, states: Mapping[int, RequestState]) -> None:
-        """Follow these requests, and no others."""
+        """Follow these requests and no others."""
         self._keep([row for row, slot in enumerate(self._slots) if slot in states])
         fresh = [slot for slot in states if slot not in self._slots]
         if fresh:
@@ -231,7 +231,7 @@ class BetweenRounds(DeviceDrafter):
             self._sampler = Sampler(self._requests, self._target.vocab_size, self._target.device)
 
     def _tapped(self, slots: Sequence[int]) -> dict[int, list[Tensor]]:
-        """The tapped states of prompts, if they are known of all of them."""
+        """The tapped states of the prompts; None unless they are known for all of them."""
         known = [self._prompts.pop(slot, None) for slot in slots]
         found, taps = [one for one in known if one is not None], self.prompt_taps
         if len(found) < len(slots) or not taps:
@@ -262,7 +262,7 @@ class BetweenRounds(DeviceDrafter):
         self.release(slots, batch_size=batch_size)
 
     def catch_up(self, late: LateTexts, *, batch_size: int) -> None:
-        """The drafter reads what is new in a text when it is asked."""
+        """Let the drafter read committed tokens that it has not seen yet."""
         del late, batch_size
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:

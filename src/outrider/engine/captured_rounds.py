@@ -1,7 +1,7 @@
 """The captured rounds of a method, and the slots their requests stand in.
 
-Every kind of round (``engine/round_kind.py``) is captured once (``engine/round_graph.py``). After a warm-up nothing is
-captured: a kind that is missing is played by one that serves it.
+Each kind of round (``engine/round_kind.py``) is captured once as a CUDA graph (``engine/round_graph.py``). After a warm-up
+nothing more is captured: a round of a missing kind runs as another kind that can do the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STEP = 256
 
 @final
 class RoundGraphs:
-    """The captured rounds of a target with a drafter, and the slots their requests stand in. Serves one lane at a time."""
+    """The captured rounds of a target with a drafter, and the slots of their requests. It serves one lane at a time."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RoundGraphs:
         beside: BetweenRounds | None = None,
         pairs: PairedRows | None = None,
     ) -> None:
-        """``shape`` says what ``policy`` plans; ``beside`` is the drafter, where it drafts between rounds; with ``pairs`` a
+        """``shape`` describes the plans of ``policy``. ``beside`` is a drafter that drafts between rounds. With ``pairs``, a
         slot is two rows of the target."""
         self.target, self.drafter, self.policy, self.beside = target, drafter, policy, beside
         shape = shape if drafter is None else shape.within(drafter.max_depth)
@@ -63,7 +63,7 @@ class RoundGraphs:
         self._frames: dict[int, Frame] = {}
         self._rounds: dict[RoundKind, RoundGraph] = {}
         self._prepared: set[int] = set()
-        """Numbers of slots whose rounds are captured; others are when they are first asked for."""
+        """Numbers of slots whose rounds were captured in advance. Other numbers are captured when they are first needed."""
         self._version = self._versions()
 
     def num_nodes(self, depth: int) -> int:
@@ -81,7 +81,7 @@ class RoundGraphs:
         return holder is not None and holder is not lane
 
     def hold(self, lane: object) -> None:
-        """The slots are the lane's; whatever one that was dropped has left in them is given up."""
+        """Give the slots to a lane. Anything left in them by a lane that no longer exists is freed."""
         if self._holder is None or self._holder() is not lane:
             self.let_go()
             self._holder = ref(lane)
@@ -111,8 +111,8 @@ class RoundGraphs:
         return frame
 
     def seat(self, batch_size: int, seats: Mapping[int, Seat]) -> None:
-        """Requests take slots, with what was read of them, and stand still until ``start``. The drafter reads what the target
-        has read; rounds read the prompts of the others."""
+        """Put requests with their prefilled tokens into slots, where they wait for ``start``. The drafter reads the tokens that
+        the target has read. Prompts that are not read yet are read by the rounds."""
         caches = [self.target.new_cache(self._rows_each) if seat.cache is None else seat.cache for seat in seats.values()]
         caches = caches if self._parts.pairs is None else [self._parts.pairs.held(cache) for cache in caches]
         states = {slot: seat.state for slot, seat in seats.items()}
@@ -130,14 +130,14 @@ class RoundGraphs:
         self.grow(batch_size, states)
 
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether there are free pages for rows that hold so many tokens in all, and for a round behind each."""
+        """Whether there are free pages for rows with so many tokens in all, and for a round behind each."""
         pool = self.target.pool
         num_pages = pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self.slack))
         return pool.has_room(self._rows_each * num_pages)
 
     def has_room(self, batch_size: int, states: Mapping[int, RequestState]) -> bool:
-        """Whether there are free pages for what the next rounds write to slots, or for a text that is to be read there. It asks
-        for more than ``grow`` takes: until then a round in flight may end."""
+        """Whether there are free pages for what the next rounds write, or for a new text. It asks for more than ``grow`` takes,
+        because a round in flight may need more before it ends."""
         reaches = {slot: self._reach(state, rounds=3) for slot, state in states.items()}
         drafter = self.drafter
         return self.seats.has_room(reaches, batch_size=batch_size) and (
@@ -145,7 +145,7 @@ class RoundGraphs:
         )
 
     def grow(self, batch_size: int, states: Mapping[int, RequestState]) -> dict[int, int]:
-        """Give slots the pages that the next rounds may write; the tokens that each has pages for then."""
+        """Give slots the pages that the next rounds may write. Returns how many tokens each slot has pages for."""
         reaches = {slot: self._reach(state, rounds=2) for slot, state in states.items()}
         self.seats.grow(reaches, batch_size=batch_size)
         if self.drafter is not None:
@@ -153,12 +153,12 @@ class RoundGraphs:
         return reaches
 
     def start(self, batch_size: int, states: Mapping[int, RequestState]) -> None:
-        """Slots whose prompts were read run from the next round on."""
+        """Let slots run from the next round on; their prompts were read."""
         if states:
             self._limit_slots(batch_size, list(states), list(map(self._limit, states.values())))
 
     def resize(self, old_size: int, new_size: int, states: Mapping[int, RequestState]) -> None:
-        """Move requests from slots of one frame to the first ones of another, where they stand still until ``start``."""
+        """Move requests from the slots of one frame to the first slots of another, where they wait for ``start``."""
         if states:
             self.seats.move(old_size, new_size, list(states))
             if self.drafter is not None:
@@ -175,13 +175,13 @@ class RoundGraphs:
         return self._limit(state) + self.slack
 
     def _reach(self, state: RequestState, *, rounds: int) -> int:
-        """Where rounds may write behind what is known of a text: at least the one in flight and the next, to the end of a
-        page."""
+        """Last place that rounds may write behind the known text: at least the round in flight and the next one, up to the end
+        of a page."""
         pool = self.target.pool
         return min(pool.pages_for(len(state.tokens) + rounds * self.slack) * pool.page_len, self._capacity(state))
 
     def _fill(self, batch_size: int, filled: Mapping[int, RequestState]) -> None:
-        """Fill in the columns of a frame. Nobody moves yet."""
+        """Fill in the columns of a frame. No slot runs yet."""
         slots, states = list(filled), list(filled.values())
         shaped = bool(stages_for([state.request for state in states]))
         frame = self._shaped(batch_size) if shaped else self.frame(batch_size)
@@ -205,16 +205,16 @@ class RoundGraphs:
         column.index_copy_(0, *sent([list(slots), list(limits)], torch.int64, column.device))
 
     def kinds(self, batch_size: int, pieces: Sequence[int]) -> tuple[list[RoundKind], list[RoundKind]]:
-        """Rounds of so many slots with these numbers of pieces that are captured in any case, and others."""
+        """Kinds of rounds for so many slots and these numbers of pieces: those that are always captured, then others."""
         usual, rule = usual_kinds(batch_size, self.depths, pieces), None if self.beside is None else self.beside.rule
         if rule is None:
             return usual, list(other_kinds(batch_size, self.depths, pieces))
         return list(told_kinds(batch_size, self.depths, pieces)), usual if rule.lossless else []
 
     def prepare(self, batch_size: int, *, pieces: Sequence[int] = (0,)) -> Iterator[None]:
-        """Compile and capture the rounds of so many slots with these numbers of pieces, one per step, before anybody waits for
-        them. The others of ``kinds`` take no longer than the usual ones, except for the few without which a request would
-        wait. The slots must be free."""
+        """Compile and capture the rounds for so many slots, one per step, before any request waits for them. Kinds beyond the
+        usual ones get no more time than the usual ones took, except for the few without which a request would wait. The slots
+        must be free."""
         slots, began = range(batch_size), time.perf_counter()
         self.seats.open(slots, batch_size=batch_size)
         if not self._prepared:
@@ -238,7 +238,7 @@ class RoundGraphs:
         self.leave(batch_size)
 
     def _read_texts(self, batch_size: int) -> None:
-        """Read texts as requests bring them: kernels are compiled when they first run."""
+        """Read texts as requests would bring them, so that the kernels of prefill are compiled."""
         target, drafter = self.target, self.drafter
         for size in sizes_to_read(target):
             target.prefill([[1] * size], target.new_cache(1), taps=self.prompt_taps)
@@ -247,7 +247,7 @@ class RoundGraphs:
                 drafter.seat(Texts([0], [[1] * (size + 1)]), batch_size=batch_size)
 
     def stop(self, batch_size: int, slots: Sequence[int]) -> None:
-        """Slots stand still from the next round on, and give their memory back."""
+        """Stop these slots after the present round, and free their memory."""
         self._limit_slots(batch_size, slots, [0] * len(slots))
         lengths = self.frame(batch_size).lengths
         lengths.index_fill_(0, sent(list(slots), torch.int64, lengths.device), 2)  # to see less of the spare page
@@ -269,13 +269,14 @@ class RoundGraphs:
         return self.drafter is None or self.drafter.fits(capacity + self.slack)
 
     def at_hand(self, wanted: RoundKind) -> RoundGraph:
-        """A round that does what is wanted, maybe with fewer guesses or pieces: none is captured where a warm-up was made."""
+        """A captured round that does what is wanted, perhaps with fewer guesses or pieces. After a warm-up, nothing new is
+        captured."""
         self._forget_moved()
         served = best_of(self._rounds, wanted) if wanted.num_slots in self._prepared and wanted not in self._rounds else None
         return self.round(served or wanted)
 
     def round(self, kind: RoundKind) -> RoundGraph:
-        """The captured round, captured now if it must be."""
+        """The captured round of this kind, which is captured now if necessary."""
         self._forget_moved()
         if kind not in self._rounds:
             if not self._rounds:  # a pool goes with the last graph that used it
@@ -288,7 +289,7 @@ class RoundGraphs:
         return self._rounds[kind]
 
     def _forget_moved(self) -> None:
-        """Memory that rounds point to has moved: they are captured again when they are asked for."""
+        """Drop graphs whose memory has moved. They are captured again when they are needed."""
         if self._version != self._versions():
             self._rounds.clear()
             self._prepared.clear()

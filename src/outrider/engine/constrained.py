@@ -1,8 +1,9 @@
-"""Grammars in captured rounds: what the host adds to a round while the device runs it.
+"""Grammars in captured rounds: the work of the host while the device runs a round.
 
-A round with grammars is cut in three: draft, pass, choice. While the device drafts, the host reads the note of the round before
-and so knows every grammar's state at the root. It looks at the guesses, puts text that the grammar forces in their place
-(jump-forward) and starts the pass. While the pass runs, it works out what may follow each node. Only the choice waits for that.
+A round with grammars has three parts: draft, pass, choice. While the device drafts, the host reads the note of the round
+before, and so knows each grammar's state at the root. It checks the guesses, replaces them where the grammar forces a text
+(jump-forward), and starts the pass. During the pass it computes the tokens allowed after each node. Only the choice waits for
+that.
 
     device   draft n                    pass n                         choice n   draft n + 1 ..
     host     note n - 1, states         masks of n's nodes             note n
@@ -22,7 +23,7 @@ from outrider.core.request import RequestState
 
 
 class CutRound(Protocol):
-    """A captured round in parts, whose first part has been started."""
+    """A captured round in parts, whose first part is running."""
 
     num_guesses: int
 
@@ -35,12 +36,13 @@ class CutRound(Protocol):
         ...
 
     def choose(self, masks: Mapping[int, Tensor]) -> None:
-        """Start the rest, with packed masks [N, bytes] of some slots."""
+        """Start the rest, with packed masks [N, bytes] for some slots."""
         ...
 
 
 def finish_round(graph: CutRound, states: Mapping[int, RequestState], vocab_size: int) -> None:
-    """Pass and choice of a round whose draft was started. ``states`` are those of all slots that run and have a grammar."""
+    """Run pass and choice of a round whose draft is running. ``states`` are the grammar states of all running slots that have
+    one."""
     tokens, parents = graph.drafted()
     followed: dict[int, list[Any]] = {}
     amended: dict[int, list[int]] = {}
@@ -64,8 +66,8 @@ def finish_round(graph: CutRound, states: Mapping[int, RequestState], vocab_size
 
 
 def follow(grammar: Grammar, root: Any, tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[Any]]:
-    """The nodes' tokens with forced text in place of guesses, and the grammar's state at each node; None behind a token that it
-    forbids. A node none of whose guesses may follow gets the token that must, if there is one, as its first child."""
+    """The nodes' tokens with forced text in place of guesses, and the grammar's state at each node (None behind a forbidden
+    token). Where no guess of a node is allowed but a token is forced, that token becomes the node's first child."""
     guesses, states = list(tokens), [root, *[None] * (len(tokens) - 1)]
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents[1:], 1):
@@ -85,8 +87,8 @@ def follow(grammar: Grammar, root: Any, tokens: Sequence[int], parents: Sequence
 
 
 def packed_masks(grammar: Grammar, states: Sequence[Any], vocab_size: int) -> Tensor:
-    """[N, bytes] what may follow every node, eight tokens a byte. Everything, where a node cannot be reached or nothing may
-    follow it: the law stays a law, and ``emit`` ends the request there."""
+    """[N, bytes] tokens allowed after every node, eight tokens a byte. All bits are set where a node cannot be reached or where
+    nothing is allowed. The latter keeps the law valid, and ``emit`` ends the request there."""
     masks = np.full((len(states), -(-vocab_size // 8)), 255, np.uint8)
     for node, state in enumerate(states):
         allowed = None if state is None else grammar.allowed(state, vocab_size)

@@ -1,12 +1,11 @@
-"""A lane whose rounds are graphs: the device runs one round ahead of the host.
+"""A lane whose rounds are CUDA graphs. The device runs one round ahead of the host.
 
-While a round runs, the host reads the note of the one before: gives every request its tokens, sees who has ended and tells the
-policy. A request that ended is noticed one round late; what the device did to its slot in the meantime is thrown away, so the
-output is that of ``HostLane``, its oracle, token for token. Slots come in powers of two: a frame grows when more requests join,
-and shrinks when most have left.
+While a round runs, the host reads the note of the round before, gives every request its tokens, and informs the policy. It
+notices the end of a request one round late, and discards what the device did in its slot meanwhile. So the output equals that
+of ``HostLane``, its oracle, token for token. The number of slots is a power of two.
 
-A request that arrives while others run has its prompt read inside their rounds, a few pieces at a time, so nobody waits for a
-pass of its own. When nobody runs, the scheduler reads prompts in passes as wide as they are long (``engine/admission.py``).
+The prompt of a request that arrives while others run is read inside their rounds, in pieces, so the others do not wait for it.
+If no request runs, the scheduler reads prompts in passes of their own (``engine/admission.py``).
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
 
 @final
 class DeviceLane(Lane):
-    """Requests that run with one method, in slots of its captured rounds."""
+    """Requests of one method, in slots of its captured rounds."""
 
     def __init__(self, graphs: RoundGraphs) -> None:
         self._graphs = graphs
         self._size = 0
-        """Slots of the frame; 0 as long as the lane has none."""
+        """Number of slots of the frame; 0 while the lane has none."""
         self._seats: dict[int, Seat] = {}
-        """Those who have a slot."""
+        """Requests that have a slot."""
         self._joining: list[Seat] = []
         self._pending: Launched | None = None
         self._num_rounds = 0
@@ -65,8 +64,8 @@ class DeviceLane(Lane):
         return [(seat.number, seat.state) for seat in (*self._seats.values(), *self._joining)]
 
     def accepts(self, request: Request) -> bool:
-        """The device can do all that the request's sampling asks for, the prompt has the tokens a drafter's first pass reads,
-        and no other lane (a stream that was left half read) holds the slots."""
+        """Whether captured rounds can serve the request: they support its sampling, the prompt is long enough for the drafter's
+        first pass, and no other lane (such as an abandoned stream) holds the slots."""
         graphs, length = self._graphs, len(request.prompt_ids)
         if graphs.is_held_by_another(self) or length < graphs.least_len or stages_for([request]) is None:
             return False
@@ -79,14 +78,14 @@ class DeviceLane(Lane):
 
     @property
     def one_too_many(self) -> int | None:
-        """The youngest request, where the next round needs more pages than there are and somebody else can go on."""
+        """The youngest request, if the next round needs more pages than there are and another request can go on without it."""
         needy = self._needy(3)
         if not needy or self._graphs.has_room(self._size, needy):
             return None
         return max(self.order) if len(self.order) > 1 else None
 
     def reads(self, number: int, state: RequestState, prefix: Any) -> bool:
-        """Rounds read a prompt of text while some are on their way."""
+        """Take a request whose prompt is read inside the rounds in flight."""
         if not self._seats or state.request.read_ids:
             return False
         self._joining.append(Seat(number, state, prefix))
@@ -107,7 +106,7 @@ class DeviceLane(Lane):
         self._rest()
 
     def step(self, room: int) -> RoundReport | None:
-        """Start the next round, then report the one before it, if there was one."""
+        """Start the next round, then report the previous one, if there was one."""
         del room  # rounds are captured only where memory has no budget
         if not self.rows:
             return None
@@ -139,15 +138,14 @@ class DeviceLane(Lane):
         return report
 
     def _is_told(self) -> bool:
-        """Whether the next round needs the rule on the host. A lossless one takes what everybody takes where nothing is drawn:
-        the most likely token."""
+        """Whether the next round needs the rule on the host. Without random draws, a lossless rule takes the most likely token,
+        as captured rounds do."""
         rule = None if self._graphs.beside is None else self._graphs.beside.rule
         running = (seat for seat in self._seats.values() if seat.first_round is not None)
         return rule is not None and any(not rule.lossless or seat.draws or any(seat.asks) for seat in running)
 
     def _drafted(self, beside: BetweenRounds, plan: Plan, depth: int, *, is_told: bool) -> tuple[RoundGraph | None, int]:
-        """Let the drafter on the host draft: the round, if it had to be chosen before, and how many guesses it needs. What was
-        drawn for a rule must not be cut to a round that is at hand."""
+        """Let the drafter on the host draft. Returns the round, if it had to be chosen before, and its number of guesses."""
         running = {slot: seat.state for slot, seat in self._seats.items() if seat.first_round is not None}
         graph = self._graph(depth, is_told=True) if is_told else None
         depth = depth if graph is None else graph.num_guesses
@@ -158,12 +156,12 @@ class DeviceLane(Lane):
         return graph, needed
 
     def _needy(self, rounds: int) -> dict[int, RequestState]:
-        """Slots that have no pages for what so many rounds may write."""
+        """Slots without pages for what so many rounds may write."""
         ahead, seats = rounds * self._graphs.slack, self._seats.items()
         return {slot: seat.state for slot, seat in seats if len(seat.state.tokens) + ahead > seat.num_paged}
 
     def _make_seats(self) -> RoundReport | None:
-        """Give slots to those who have joined; the report of the round that had to end before the frame could change."""
+        """Give slots to requests that have joined. Returns the report of the round that had to end for that."""
         needed, report = num_slots(len(self.rows)), None
         if needed > self._size or needed * SHRINKS <= self._size:
             report = self._read()
@@ -202,11 +200,11 @@ class DeviceLane(Lane):
         self._clock += time.perf_counter() - began
 
     def _have_room(self, seats: dict[int, Seat]) -> bool:
-        """Whether there are pages for those who join, and for those who are here to go on."""
+        """Whether there are enough pages for the joining requests and for the running ones."""
         return self._graphs.has_room(self._size, self._needy(3) | {slot: seat.state for slot, seat in seats.items()})
 
     def _start_read(self) -> None:
-        """Requests whose last piece is in a started round run from the next round on."""
+        """Let requests whose last piece is in a started round run from the next round on."""
         done = {slot: seat for slot, seat in self._seats.items() if seat.first_round is None and not seat.num_left}
         self._graphs.start(self._size, {slot: seat.state for slot, seat in done.items()})
         for slot, seat in done.items():
@@ -214,7 +212,7 @@ class DeviceLane(Lane):
             self.keep(seat.number, self._graphs.seats.cache_of(self._size, slot, len(seat.state.tokens) - 1), 0)
 
     def _graph(self, num_guesses: int, *, is_told: bool = False) -> RoundGraph:
-        """The round for those who are here."""
+        """The captured round for the present requests."""
         began, seats = time.perf_counter(), self._seats.values()
         asked = {seat.asks for seat in seats if seat.first_round is not None} or {(Stages.TEMPERATURE, False, False)}
         stages, logprobs, constrained = map(max, zip(*asked, strict=True))
@@ -238,7 +236,7 @@ class DeviceLane(Lane):
         return Launched(graph, plan, number, self._num_rounds - 1, *events, prompts, after)
 
     def _finish(self, launched: Launched) -> None:
-        """Say what grammars allow, or the rule decides, in a round that waits for it, now that the round before was read."""
+        """In a round that waits for the host, supply the grammar's masks or the rule's decision."""
         if launched.graph.is_told and self._graphs.beside is not None:
             self._graphs.beside.tell(launched.graph, self._size)
             launched.ended.record()
@@ -248,7 +246,8 @@ class DeviceLane(Lane):
             launched.ended.record()
 
     def _is_too_late(self, depth: int) -> bool:
-        """Whether the drafter keeps states for no more rounds without guesses, or has to read those of the round in flight."""
+        """Whether the drafter must catch up now: it keeps states for no more rounds without guesses, or needs those of the
+        round in flight."""
         most = None if self._graphs.drafter is None else self._graphs.drafter.most_late
         if most is None:
             return False
@@ -265,7 +264,7 @@ class DeviceLane(Lane):
             seat.num_unread = 0
 
     def _read(self) -> RoundReport | None:
-        """Wait for the round in flight, and give every request what it brought."""
+        """Wait for the round in flight, and give every request its tokens."""
         launched, self._pending = self._pending, None
         if launched is None:
             return None

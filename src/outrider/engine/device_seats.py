@@ -1,4 +1,4 @@
-"""Requests in the slots of captured rounds: what was read of them, and what a round brought them."""
+"""Requests in the slots of captured rounds: how far their prompts were read, and the tokens that rounds emit for them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from outrider.core.request import RequestState
 from outrider.engine.finish import take
 
 NUM_PIECES = (0, 4, 16)
-"""Pieces of prompts that a round may read: a round is captured for each."""
+"""Numbers of prompt pieces that a round may read. A round is captured for each."""
 _NEWEST = 1 / 16
-"""Share of the latest round in a running mean."""
+"""Weight of the latest round in a running mean."""
 
 
 @dataclass(eq=False)
@@ -29,26 +29,27 @@ class Seat:
     number: int
     state: RequestState
     cache: Any = None
-    """What was read of its tokens before it took the slot, which owns it from then on; None for nothing."""
+    """Keys and values of the tokens that were read before it took the slot, which owns them from then on; None if there are
+    none."""
     features: Tensor | None = None
-    """[n, F] the tapped states of those tokens, where the drafter wants them."""
+    """[n, F] tapped states of those tokens, where the drafter needs them."""
     began: float = field(default_factory=time.perf_counter)
     first_round: int | None = None
-    """The first of its own; None as long as it stands still because its prompt is read."""
+    """Number of its first round; None while its prompt is being read."""
     known: int = 0
-    """Tokens the drafter has certainly read."""
+    """Tokens that the drafter has certainly read."""
     num_unread: int = 0
     """Tokens of rounds since then that drafted nothing."""
     num_paged: int = 0
-    """Tokens that it has pages for."""
+    """Tokens that the slot has pages for."""
 
     def __post_init__(self) -> None:
         params, stages = self.state.params, stages_for([self.state.request])
         assert stages is not None, "the host samples for the others"
         self.asks = (stages, params.logprobs is not None, params.grammar is not None)
-        """What it asks of a round: stages of the sampler, log-probabilities, a grammar."""
+        """What its rounds must support: stages of the sampler, log-probabilities, a grammar."""
         self.num_read = 0 if self.cache is None else self.cache.lengths[0]
-        """Tokens of the prompt that were read, or will have been when the rounds started so far have ended."""
+        """Prompt tokens that were read, or will be when all started rounds have ended."""
 
     @property
     def num_left(self) -> int:
@@ -57,16 +58,16 @@ class Seat:
 
     @property
     def draws(self) -> bool:
-        """Its tokens are drawn."""
+        """Whether its tokens are drawn at random."""
         return self.state.params.temperature > 0
 
     @property
     def is_constrained(self) -> bool:
-        """It runs, and has a grammar."""
+        """Whether it runs, and has a grammar."""
         return self.first_round is not None and self.state.params.grammar is not None
 
     def runs_in(self, index: int) -> bool:
-        """Whether it takes part in this round of the lane's."""
+        """Whether it takes part in this round of the lane."""
         return self.first_round is not None and self.first_round <= index
 
     def start(self, num_rounds: int) -> None:
@@ -75,7 +76,7 @@ class Seat:
         self.state.stats.prefill_seconds += time.perf_counter() - self.began
 
     def take(self, note: Sequence[int], *, drafted: bool, max_len: int) -> list[int]:
-        """The tokens a round brought, up to where one of them ends the request."""
+        """Take the tokens of a round, up to where one of them ends the request."""
         num_emitted, _, num_agreed, rejected, *choices = note
         taken = take(self.state, choices[:num_emitted], num_agreed, rejected=bool(rejected), max_len=max_len)
         if drafted:
@@ -86,7 +87,7 @@ class Seat:
 
 
 class ReadingRound(Protocol):
-    """What a captured round had room for."""
+    """The numbers of guesses and prompt pieces that a captured round had room for."""
 
     num_guesses: int
     num_pieces: int
@@ -94,14 +95,14 @@ class ReadingRound(Protocol):
 
 @dataclass(eq=False)
 class Arriving:
-    """How often requests join a lane, and what the first pieces of their prompts add to a round, as running means."""
+    """Running means: how often requests join a lane, and how much the first prompt pieces add to a round."""
 
     num_joined: int = 0
     """Requests that joined since the last round."""
     _rate: float = 0.0
     """Requests that join per round, as a running mean."""
     _seconds: dict[tuple[int, bool], float] = field(default_factory=dict)
-    """Seconds of rounds, by their guesses and by whether they have a few pieces."""
+    """Seconds of rounds, by the number of guesses and by whether they read a few pieces."""
     _guesses: int = 0
     """Guesses of the latest round."""
 
@@ -110,7 +111,7 @@ class Arriving:
         self.num_joined = 0
 
     def took(self, seconds: float, played: ReadingRound) -> None:
-        """A round took so long on the device."""
+        """Record the seconds of a round on the device."""
         self._guesses = played.num_guesses
         if played.num_pieces <= NUM_PIECES[1]:
             key = played.num_guesses, played.num_pieces > 0
@@ -119,14 +120,14 @@ class Arriving:
 
     @property
     def _added(self) -> float:
-        """What a few pieces add to a round, in rounds; nothing as long as both were not seen."""
+        """Time that a few pieces add, in rounds; 0 until both kinds of rounds were seen."""
         plain, reading = (self._seconds.get((self._guesses, reads)) for reads in (False, True))
         return max(0.0, reading / plain - 1) if plain and reading else 0.0
 
     def num_seated(self, joining: Sequence[Seat], num_slots: int, *, is_idle: bool) -> int:
-        """How many of those who join take slots now: as many as have pieces for one round. The first piece makes a round
-        longer, the next few hardly do. So fewer wait for others: a round of waiting saves what those who may come would have
-        added, and costs the places that stay empty."""
+        """Number of joining requests that take slots now: as many as have pieces for one round. The first piece makes a round
+        longer, further ones hardly do, so fewer requests wait for each other. Waiting one round saves the time that later
+        arrivals would have added, and leaves the slots empty meanwhile."""
         pieces, enough = [-(-seat.num_left // PIECE_LEN) for seat in joining], NUM_PIECES[1]
         if is_idle or sum(pieces) > 2 * enough:
             return len(pieces)
@@ -136,14 +137,14 @@ class Arriving:
 
 
 def num_pieces_left(seats: Iterable[Seat]) -> int:
-    """Pieces of prompts that the next round should have room for: one of ``NUM_PIECES``. Sixteen make a round three times as
-    long, whether they are filled or not, so as many are taken only where more than half of them are filled."""
+    """Number of prompt pieces that the next round has room for, one of ``NUM_PIECES``. Sixteen pieces make a round three times
+    as long whether they are filled or not, so they are taken only if more than half are filled."""
     left = sum(-(-seat.num_left // PIECE_LEN) for seat in seats)
     return max(NUM_PIECES[1], *(size for size in NUM_PIECES if size < 2 * left)) if left else 0
 
 
 def next_pieces(seats: Mapping[int, Seat], most: int) -> list[tuple[int, int]]:
-    """Slots, and tokens before the piece, of what the next round reads of prompts: ``most`` pieces, first come first served."""
+    """Slots, and prompt tokens before each piece, of the ``most`` pieces that the next round reads, in order of arrival."""
     reading = [(slot, seat) for slot, seat in seats.items() if seat.num_left]
     found: list[tuple[int, int]] = []
     for slot, seat in sorted(reading, key=lambda pair: pair[1].began):
@@ -154,7 +155,7 @@ def next_pieces(seats: Mapping[int, Seat], most: int) -> list[tuple[int, int]]:
 
 
 def prompts_of(seats: Iterable[Seat], num_pieces: int) -> Prompts:
-    """What a round with so many pieces will read of prompts."""
+    """The prompt tokens that a round with so many pieces will read."""
     left = [seat.num_left for seat in seats]
     num_places, num_wanted = num_pieces * PIECE_LEN, sum(-(-count // PIECE_LEN) for count in left)
     return Prompts(min(sum(left), num_places), num_places, num_wanted > NUM_PIECES[-1])

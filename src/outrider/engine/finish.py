@@ -1,5 +1,6 @@
-"""What a round brings a request, and when that ends it. An accepted run is taken token by token, so it is cut exactly where
-plain decoding would stop."""
+"""Gives a request the tokens of a round, and decides when they end it. Accepted runs are taken token by token, so they are cut
+exactly where plain decoding would stop.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from outrider.core.tree import TokenTree
 def report_apart(
     ids: Sequence[int], states: Sequence[RequestState], known: Sequence[int], *, seconds: float = 0.0
 ) -> RoundReport:
-    """The report of requests that had no round together: each was run alone, or failed. It says what they have beyond their
-    first ``known`` tokens; guesses are counted in their statistics only."""
+    """The report of requests that did not share a round: each ran alone, or failed. It covers their tokens beyond the first
+    ``known`` ones. Guesses are counted only in their statistics."""
     rows = len(ids)
     draft = Draft(TokenTree.chain(torch.zeros(rows, 1, dtype=torch.int64)), Draws.DETERMINISTIC)
     seen = Observation(draft, Scores(torch.zeros(0)), [[0]] * rows, [0] * rows, 0.0, 0.0)
@@ -29,7 +30,7 @@ def report_apart(
 
 
 def take(state: RequestState, run: list[int], num_accepted: int, *, rejected: bool, max_len: int) -> list[int]:
-    """Give a request what a round brought it, of which the first ``num_accepted`` tokens were guessed; the tokens it took."""
+    """Give a request the tokens of a round, of which the first ``num_accepted`` were guessed. Returns the tokens it took."""
     guessed, last = run[:num_accepted], Origin.RECOVERED if rejected else Origin.BONUS
     origins = [*[Origin.ACCEPTED] * len(guessed), *[last] * (len(run) - len(guessed))]
     return run[: emit(state, run, origins, max_len=max_len)]
@@ -56,7 +57,7 @@ def emit(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], 
 
 
 def _emit_whole_run(state: RequestState, tokens: Sequence[int], origins: Sequence[Origin], max_len: int) -> int:
-    """The same for a request whose text nobody reads: no token of it can fail, so the run is taken at once."""
+    """Append a run at once, for a request whose text nobody reads. None of its tokens can fail."""
     request = state.request
     room = min(len(request.prompt_ids) + request.params.max_tokens, max_len) - len(state.tokens)
     taken = 0

@@ -1,4 +1,4 @@
-"""All requests at once, from the first round to the last: the scheduler as a loop that ends."""
+"""Runs all requests to the end: the scheduler in a loop."""
 
 from __future__ import annotations
 

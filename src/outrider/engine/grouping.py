@@ -22,24 +22,23 @@ from outrider.core.catalog import Catalog
 from outrider.engine.step import Batch
 
 _WINDOW_GROUPS = 3
-"""Groups' worth of rows that exspec looks for equals in."""
+"""Number of groups among which exspec looks for rows of equal length."""
 _PATIENCE = 8
-"""Rounds that exspec lets a row wait for an equal; a batch that is never refilled does without such a limit."""
+"""Rounds that exspec lets a row wait for another of equal length. A batch that is never refilled needs no such limit."""
 
 
 @final
 @dataclass(frozen=True)
 class Grouping:
-    """Chooses the rows of a round, and lays them out."""
+    """Chooses the rows of a round and their layout."""
 
     choose: Callable[[Sequence[int], Sequence[int], int], list[int]]
-    """Rows that share the next round, of those with so many tokens each that sat out the last so many rounds; the last number
-    is how many there may be."""
+    """Chooses the rows of the next round. Arguments: tokens of each row, rounds that each has waited, and the most rows."""
     is_padded: Callable[[set[int]], bool]
     """Whether rows of these lengths are copied into a new rectangle."""
 
     def laid_out(self, batch: Batch) -> Batch:
-        """The same rows as the round wants them."""
+        """The rows in the layout of this grouping."""
         return batch.fork(range(len(batch.rows))) if self.is_padded(set(batch.cache.lengths)) else batch
 
 
@@ -49,7 +48,7 @@ def _everybody(lengths: Sequence[int], waited: Sequence[int], max_rows: int) -> 
 
 
 def _equals(lengths: Sequence[int], waited: Sequence[int], max_rows: int) -> list[int]:
-    """Rows of one length, if there are two."""
+    """Rows of one length, if at least two have it."""
     size = max(1, max_rows // _WINDOW_GROUPS)
     by_length: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):

@@ -1,8 +1,8 @@
 """A lane whose rounds the host drives: one ``Engine.step`` at a time.
 
-A round that fails is run again for each of its requests alone. Everything a round changes can be made again from a request's
-own tokens, and those only grow by what was emitted. A request that fails alone ends with its error; the others go on in a new
-batch, with the text they would have had anyway.
+If a round fails, it is run again for each of its requests alone. This is possible because all state can be rebuilt from a
+request's own tokens, which only grow by what was emitted. A request that fails alone ends with its error. The others go on in a
+new batch, with the text that they would have had anyway.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class HostLane(Lane):
     max_rows: int
     keep: Keep
     isolates: bool
-    """A request whose part fails ends alone; otherwise a failing round raises."""
+    """A failing part ends only its own request; otherwise a failing round raises."""
     is_counted: bool
-    """Memory has a budget, so none is kept for requests that may come."""
+    """Memory has a budget, so nothing is reserved for requests that may come."""
     batch: Batch | None = None
     _waited: Counter[int] = field(default_factory=Counter)
     """Rounds since each request last took part in one."""
@@ -95,7 +95,7 @@ class HostLane(Lane):
                     state.fail(error)
 
     def _group(self, batch: Batch) -> Batch:
-        """The rows of the next round as it wants them. Those that sit it out stay in ``batch`` meanwhile."""
+        """The rows of the next round in the layout of the grouping. Rows that wait stay in ``batch``."""
         grouping, waited = self.grouping, [self._waited[number] for number in batch.ids]
         rows = grouping.choose(batch.cache.lengths, waited, self.max_rows)
         if len(rows) == len(batch.rows):
@@ -110,7 +110,7 @@ class HostLane(Lane):
         self.batch = batch if self.batch is None else self.batch.join(batch)
 
     def _stay(self, rows: Sequence[int]) -> None:
-        """All other rows leave."""
+        """Drop all rows but these."""
         batch = self.batch
         if batch is not None and len(rows) < len(batch.rows):
             kept = batch.fork if self.is_counted else batch.narrow
@@ -118,7 +118,7 @@ class HostLane(Lane):
 
 
 def _without_holes(rows: Sequence[int]) -> list[int]:
-    """Rows that stay, in an order that moves as few as can be: the last ones fill the places of those that left."""
+    """The rows that stay, in an order that moves as few as possible: the last ones fill the places of those that left."""
     staying = set(rows)
     last = [row for row in rows if row >= len(rows)]
     return [place if place in staying else last.pop() for place in range(len(rows))]

@@ -1,4 +1,4 @@
-"""What a scheduler is given: requests, and how many of them may run at once."""
+"""Input of a scheduler: requests, and how many of them may run at once."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from outrider.core.request import RequestState
 
 @dataclass(frozen=True)
 class Slots:
-    """How much may happen at once."""
+    """Limits on what may happen at once."""
 
     max_rows: int = 32
-    """Requests that share rounds."""
+    """Most requests that share rounds."""
     prefill_tokens: int = 512
     """Most prompt tokens read between two rounds."""
     grouping: str = "ragged"
     """How the rows of a round are chosen (``engine/grouping.py``)."""
     reading_rounds: float = math.inf
-    """Longest that reading prompts between two rounds may take, in rounds (``engine/pieces.py``)."""
+    """Longest time for prefill between two rounds, in rounds (``engine/pieces.py``)."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "prefill_tokens"):
@@ -43,7 +43,7 @@ class Job:
     priority: int = 0
     """Requests with a larger one wait behind those with a smaller one."""
     shares_prefix: bool = True
-    """Its tokens may be read from, and kept among, the shared beginnings."""
+    """Whether it may reuse stored prefixes, and store its own."""
     traced: bool = False
-    """Its rounds must report their trees, which captured rounds cannot."""
+    """Whether its rounds must report their trees, which captured rounds cannot."""
     created: float = field(default_factory=time.perf_counter)

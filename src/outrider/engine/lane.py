@@ -13,7 +13,8 @@ from outrider.engine.memory import BatchSize
 from outrider.engine.prefill import Prefilled
 
 Keep = Callable[[int, Any, int], object]
-"""Told which request was read or has ended, and which row of a cache holds its tokens: others may begin alike."""
+"""Called with a request whose prompt was read or that has ended, and with the cache row of its tokens, so that other requests
+can reuse a shared prefix."""
 
 
 class Lane(ABC):
@@ -24,7 +25,7 @@ class Lane(ABC):
     @property
     @abstractmethod
     def taps(self) -> tuple[int, ...]:
-        """Target layers whose states of the prompts ``join`` wants."""
+        """Target layers whose states of the prompts ``join`` needs."""
 
     @property
     @abstractmethod
@@ -47,30 +48,30 @@ class Lane(ABC):
         return True
 
     def has_room(self, sizes: Sequence[BatchSize]) -> bool:
-        """Whether requests of these sizes find memory of the lane's own."""
+        """Whether the lane's own memory has room for requests of these sizes."""
         del sizes
         return True
 
     @property
     def one_too_many(self) -> int | None:
-        """A request that must wait again, for the memory that the others need in the next round."""
+        """A request that must wait again, because the others need its memory in the next round."""
         return None
 
     def reads(self, number: int, state: RequestState, prefix: Any) -> bool:
-        """Take a request whose prompt the lane reads in its own rounds, from behind ``prefix`` on; False where somebody else
-        has to read it first."""
+        """Take a request whose prompt the lane reads in its own rounds, starting behind ``prefix``. Returns False if the prompt
+        must be read first."""
         del number, state, prefix
         return False
 
     @abstractmethod
     def join(self, read: Prefilled) -> None:
-        """Add requests. One that cannot be joined raises."""
+        """Add requests. A request that cannot be joined raises."""
 
     @abstractmethod
     def leave(self, number: int) -> None:
-        """Give a request up, if it is here."""
+        """Drop a request, if it is here."""
 
     @abstractmethod
     def step(self, room: int) -> RoundReport | None:
-        """Run the next round with at most ``room`` guesses a row; what the latest round that has ended did. Requests that have
-        ended leave."""
+        """Run the next round with at most ``room`` guesses per row. Returns the report of the latest round that has ended.
+        Requests that have ended leave."""

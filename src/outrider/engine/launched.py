@@ -1,4 +1,4 @@
-"""A captured round on its way: what was planned, when it began and ended on the device, and what it brought."""
+"""A captured round in flight: its plan, when it began and ended on the device, and its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class Launched:
-    """A round on its way."""
+    """A round in flight."""
 
     graph: RoundGraph
     plan: Plan
@@ -35,18 +35,19 @@ class Launched:
     ended: torch.cuda.Event
     prompts: Prompts
     after: torch.cuda.Event | None = None
-    """The end of the round before it, where the device stood still until the drafter had caught up."""
+    """End of the previous round, if the device waited until the drafter had caught up."""
 
     def seen(self, notes: Sequence[Sequence[int] | None]) -> Observation:
-        """What the policy learns from the notes of all slots: its time is the device's, whatever was queued around it."""
+        """The observation that the policy learns from, made from the notes of all slots. Its time is the device's own, without
+        queued work."""
         graph = self.graph
         reading = 0.0 if self.after is None else self.after.elapsed_time(self.began) / 1e3
         seconds = self.began.elapsed_time(self.ended) / 1e3
         return observation_of(notes, graph.num_guesses, graph.num_nodes, seconds, self.plan, self.prompts, reading=reading)
 
     def hand_out(self, taking: Mapping[int, Seat], found: Sequence[Sequence[int]], max_len: int, seconds: float) -> RoundReport:
-        """Give the seats that took part what the round brought them, ``found`` by slot, and count it. How its ``seconds`` split
-        between draft and score is not known."""
+        """Give the requests that took part their tokens (``found``, by slot), and count the round. How its ``seconds`` divide
+        into draft and score is unknown."""
         graph, notes = self.graph, [found[slot] for slot in taking]
         positions = [seat.state.num_output for seat in taking.values()]
         emitted: list[list[int]] = []
@@ -84,9 +85,9 @@ def observation_of(
     *,
     reading: float = 0.0,
 ) -> Observation:
-    """What a policy and the statistics read of a round of ``num_nodes`` nodes: depths, acceptance and seconds. The guesses stay
-    on the device. A seat that was empty has no note: it was asked for nothing. ``reading`` are the seconds before the round in
-    which the drafter caught up."""
+    """The observation of a round of ``num_nodes`` nodes for policy and statistics: depths, acceptance and seconds. The guesses
+    themselves stay on the device. An empty slot has no note and counts as asked for nothing. ``reading`` are the seconds before
+    the round in which the drafter caught up."""
     drafted, accepted, asked = [0] * len(notes), [0] * len(notes), (0,) * len(notes)
     if depth:
         drafted = [0 if note is None else min(note[1], depth) for note in notes]
@@ -101,7 +102,8 @@ def observation_of(
 
 
 def _stand_in(guesses: Sequence[int], drafted: Sequence[int], depth: int, num_nodes: int) -> TokenTree:
-    """Trees of as many guesses, that reach as far as the real ones: a chain, and the others beside its first node."""
+    """Placeholder trees with as many guesses and the same depth as the real ones: a chain, and the other guesses beside its
+    first node."""
     tokens = torch.zeros(len(guesses), num_nodes, dtype=torch.int64)
     if num_nodes == depth + 1:
         return TokenTree.chain(tokens, [count + 1 for count in drafted])

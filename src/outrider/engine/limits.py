@@ -1,4 +1,4 @@
-"""What a request, and the memory there is, allow of a policy's plan.
+"""Limits on a policy's plan: those of each request, and those of memory.
 
 A policy plans for the batch; a request may ask for fewer guesses than that or for none, and a round may have room for fewer
 nodes than the policy would like. Both only make trees smaller, which no lossless rule minds (Lemma C of docs/lossless.md):
@@ -17,7 +17,7 @@ from outrider.core.reason import Reason, ReasonCode
 
 
 def plain_plan(limits: Sequence[int | None], room: int) -> Plan | None:
-    """The plan of a round in which nobody may guess, so that the policy is neither asked nor told; None for other rounds."""
+    """The plan of a round in which no row may guess; the policy is not consulted. None for other rounds."""
     if room > 0 and any(limit != 0 for limit in limits):
         return None
     nothing = (0,) * len(limits)
@@ -25,7 +25,7 @@ def plain_plan(limits: Sequence[int | None], room: int) -> Plan | None:
 
 
 def within(plan: Plan, limits: Sequence[int | None], room: int) -> Plan:
-    """The plan with no path longer than its row's limit and no tree larger than ``room``; says which of them cut it."""
+    """The plan, cut to each row's limit on paths and to ``room`` nodes per tree. It says which of the two limits applied."""
     most = [room if limit is None else min(limit, room) for limit in limits]
     depth = tuple(map(min, plan.max_depth, most))
     nodes = tuple(min(count, room) if length else 0 for count, length in zip(plan.max_nodes, depth, strict=True))

@@ -28,7 +28,7 @@ _LARGEST_TREE = 1024
 
 @dataclass(frozen=True)
 class BatchSize:
-    """What the memory of a batch depends on."""
+    """Size of a batch, as far as its memory depends on it."""
 
     num_rows: int
     longest: int
@@ -44,7 +44,7 @@ class BatchSize:
 @final
 @dataclass(frozen=True)
 class MemoryModel:
-    """Bytes of batches, against a budget."""
+    """Bytes that batches need, against a budget."""
 
     token_bytes: int
     """Bytes of one token in all caches together."""
@@ -60,7 +60,7 @@ class MemoryModel:
             raise OptionError("a memory budget needs a model whose cache is known; leave memory_budget out for this one")
 
     def bytes_of(self, batch: BatchSize, num_nodes: int) -> int:
-        """An upper bound on what a batch takes in a round of trees of ``num_nodes``, the root included."""
+        """Upper bound on the bytes of a batch in a round of trees of ``num_nodes``, the root included."""
         if batch.num_rows == 0:
             return 0
         if self.page_len:
@@ -70,7 +70,7 @@ class MemoryModel:
         return slots * self.token_bytes + batch.num_rows * num_nodes * self.node_bytes
 
     def largest_tree(self, batches: Sequence[BatchSize]) -> int | None:
-        """Most guesses of a row in a round of all batches; None where even the roots do not fit."""
+        """Most guesses per row in a round of all batches; None if not even the roots fit."""
         if self.budget is None:
             return _LARGEST_TREE
         if not self._fits(batches, 1):
@@ -82,7 +82,7 @@ class MemoryModel:
         return low
 
     def check(self, num_tokens: int) -> None:
-        """Refuse a request that would not fit alone, at its longest."""
+        """Refuse a request that would not fit alone at its full length."""
         needed = self.bytes_of(BatchSize(1, num_tokens, num_tokens), 1)
         if self.budget is not None and needed > self.budget:
             raise RequestError(

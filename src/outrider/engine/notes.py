@@ -1,4 +1,4 @@
-"""What captured rounds leave for the host to read, one round late: choices and their log-probabilities."""
+"""Notes of captured rounds, which the host reads one round late: choices and their log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from outrider.device.acceptance.coupled import NOTE, RING
 
 @dataclass(frozen=True, eq=False)
 class Notes:
-    """Results of the last rounds, on the device and on the host."""
+    """Results of the latest rounds, on the device and on the host."""
 
     rounds: Tensor
     """[B] int64 rounds each slot has taken."""
     ring: Tensor
     """[RING, B, NOTE + D + 1] int64: emitted, guessed, agreed, rejected, the choices."""
     host: Tensor
-    """The same in pinned memory; the graph copies it."""
+    """Copy of the ring in pinned memory, which the graph writes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class NotedLogprobs:
         self.host.copy_(self.ring, non_blocking=True)
 
     def of(self, number: int, slot: int, place: int, *, count: int, token: int) -> TokenLogprob:
-        """What round ``number`` noted of the token at ``place`` of a slot's choices."""
+        """The log-probabilities that round ``number`` noted for the token at ``place`` of a slot's choices."""
         chosen, *rest = self.host[number % RING, slot, place].tolist()
         best, tokens = rest[:count], [int(token) for token in rest[MOST_LOGPROBS : MOST_LOGPROBS + count]]
         return TokenLogprob(token, chosen, tuple(zip(tokens, best, strict=True)))

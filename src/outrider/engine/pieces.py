@@ -1,12 +1,12 @@
-"""How much of the prompts is read between two rounds, so that a long prompt does not stop those who run or come next.
+"""How many prompt tokens are read between two rounds, so that a long prompt stops neither running requests nor later arrivals.
 
     seconds(n tokens) = pass + n * token                         a line through the latest pieces
     n = (rounds * seconds(round) - pass) / token                 a request becomes at most 1 + rounds times slower
     n >= pass / (2 * token)                                      where a pass alone takes as long as a round
 
-Where nobody runs, who comes next waits for a piece once and not in every round, so a piece of the only prompt there is may
-take four times as long. A few tokens at a time are read as fast as many, unless the weights are what a pass waits for, and then
-the last line lets a piece be longer. On a fast device a piece is as long as it may be.
+If no request runs, a new arrival waits for a piece only once, so a piece of the only prompt may take four times as long. Where
+a pass mostly waits for weights, small pieces would waste time, and the last line makes pieces longer. On a fast device a piece
+is as long as is allowed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _FIRST = 64
 """Tokens of a piece before any was measured."""
 _FEWEST = 2
 _ALONE = 4
-"""How many times as long a piece may take where nobody runs."""
+"""Factor on the time of a piece if no request runs."""
 _NEWEST = 0.3
-"""Share of the latest measurement in a running mean."""
+"""Weight of the latest measurement in a running mean."""
 _FLATTEST = 0.25
-"""Smallest share of a piece's time that is taken to be for its tokens: what was not measured is approached in steps."""
+"""Least share of a piece's time that is attributed to its tokens. It makes sizes grow in steps towards what was never
+measured."""
 
 
 @final
 class PieceSizes:
-    """Sizes of pieces, from what pieces and rounds took."""
+    """Sizes of prompt pieces, learnt from the times of pieces and rounds."""
 
     def __init__(self, slots: Slots) -> None:
         self._most, self._rounds = slots.prefill_tokens, slots.reading_rounds
@@ -42,11 +43,11 @@ class PieceSizes:
 
     @property
     def size_alone(self) -> int:
-        """Most tokens of the next piece of the only prompt there is; more where nobody runs."""
+        """Most tokens of the next piece of the only prompt; larger if no request runs."""
         return self._sized(self._rounds * (_ALONE if self._is_alone else 1))
 
     def _sized(self, rounds: float) -> int:
-        """Tokens that are read in the time of so many rounds."""
+        """Tokens that can be read in the time of so many rounds."""
         if math.isinf(rounds):
             return self._most
         if not self._line.seconds or not self._round_s:
@@ -56,24 +57,24 @@ class PieceSizes:
         return min(self._most, max(_FEWEST, int(allowed)))
 
     def of_a_drafter(self, num_rows: int) -> int | None:
-        """Most tokens of a text that the drafter of some rows reads in a round; None for all of it. A drafter is faster than
-        its target, so that it reads more."""
+        """Most tokens per round that the drafter of some rows reads of a text; None for all of it. A drafter is faster than its
+        target, so it may read more."""
         if math.isinf(self._rounds):
             return None
         return max(self.size, _FIRST * (_ALONE if num_rows == 1 else 1))
 
     def per_row(self, num_tokens: int, num_rows: int) -> int:
-        """Most tokens of each of some rows that are read together, where all of them may read ``num_tokens``. Without a limit
-        on time every row may."""
+        """Most tokens of each of several rows that are read together and may read ``num_tokens`` in all. Without a time limit,
+        every row may read as many."""
         return num_tokens if math.isinf(self._rounds) else max(1, num_tokens // num_rows)
 
     def was_read(self, num_tokens: int, seconds: float) -> None:
-        """A piece was read."""
+        """Record the time of a piece."""
         if num_tokens > 0:
             self._line.add(num_tokens, seconds)
 
     def was_run(self, seconds: float) -> None:
-        """The lanes were run for so long; not at all where nobody runs."""
+        """Record the time of a round of the lanes; 0 if no request runs."""
         self._is_alone = seconds <= 0
         if not self._is_alone:
             self._round_s = _mean(self._round_s, seconds)
@@ -81,7 +82,7 @@ class PieceSizes:
 
 @final
 class _Line:
-    """Seconds of a piece by its tokens: least squares, the latest pieces weigh most."""
+    """Seconds of a piece as a line over its tokens: least squares, with more weight on recent pieces."""
 
     def __init__(self) -> None:
         self.seconds = self._tokens = self._squares = self._products = 0.0
@@ -92,7 +93,7 @@ class _Line:
         self._tokens, self.seconds = _mean(self._tokens, num_tokens), _mean(self.seconds, seconds)
 
     def fitted(self) -> tuple[float, float]:
-        """Seconds of a pass, and of each token in it."""
+        """Seconds of a pass, and seconds per token in it."""
         variance, together = self._squares - self._tokens**2, self._products - self._tokens * self.seconds
         ratio = self.seconds / self._tokens
         token = together / variance if variance > 0 else ratio

@@ -53,19 +53,19 @@ class Prefill:
             self.add(row)
 
     def add(self, row: tuple[int, RequestState]) -> None:
-        """Read one more request with them; nothing was read yet."""
+        """Add a request to those that are read together, before any of them was read."""
         self.rows.append(row)
         self._longest = max(self._longest, len(row[1].tokens))
         self._num_tokens += len(row[1].tokens) - 1
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was read yet, so that others may still join."""
+        """Whether nothing was read yet, so that other requests may still be added."""
         return self._cache is None
 
     @property
     def size(self) -> BatchSize:
-        """Rows that are read together take what the longest takes until they are."""
+        """Number of rows and their length. Rows that are read together take as much memory as the longest."""
         return BatchSize(len(self.rows), self._longest, self._longest * len(self.rows))
 
     @property
@@ -80,7 +80,7 @@ class Prefill:
         return read
 
     def advance(self, num_tokens: int) -> Prefilled | None:
-        """Read at most ``num_tokens`` more of every row; what was read when that is all."""
+        """Read at most ``num_tokens`` more of every row. Returns the result when all was read."""
         wait_for(self._target.device)
         began, states = time.perf_counter(), [state for _, state in self.rows]
         cache = self._cache = self._target.new_cache(len(states)) if self._cache is None else self._cache
@@ -100,7 +100,7 @@ class Prefill:
         return Prefilled([number for number, _ in self.rows], states, cache, self._all_taps()) if done else None
 
     def _end(self, state: RequestState, num_read: int, num_tokens: int) -> int:
-        """Where the next piece of a row ends. A prompt that has to be read whole is a piece, and the text behind it another."""
+        """End of the next piece of a row. A prompt that must be read whole is one piece, and the text behind it another."""
         prompt_end = len(state.request.prompt_ids) - 1
         if self._target.traits.reads_whole and num_read < prompt_end:
             return prompt_end
@@ -114,6 +114,6 @@ class Prefill:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait for the device, so that parts of the work can be timed apart."""
+    """Wait for the device, so that parts of the work can be timed separately."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Another drafter for requests that are running, and who may ask for one: a learner that watches what was accepted.
+"""Replaces the drafter of running requests. A learner, which watches what was accepted, supplies the new one.
 
 A new drafter reads what it needs to know again from the rows' tokens.
 
@@ -21,27 +21,27 @@ from outrider.engine.step import Batch, Engine
 
 
 class Learner(ABC):
-    """A draft model, or heads, that get better while they serve."""
+    """A draft model or heads that are trained while they serve."""
 
     @abstractmethod
     def observe(self, prompt_ids: Sequence[int], token_ids: Sequence[int], origins: Sequence[Origin]) -> None:
-        """A request that ended: what was asked, what was said, and where each token of the answer came from."""
+        """Observe a finished request: prompt, answer, and the origin of each answer token."""
 
     @abstractmethod
     def maybe_update(self, *, is_idle: bool = True) -> Any:
-        """A better draft model, or better heads, than the last ones; None if there are none now. Called between rounds;
-        ``is_idle`` says that nothing is being served, so that learning may take all the time it wants."""
+        """A better draft model or better heads than the last ones; None if there are none yet. It is called between rounds.
+        ``is_idle`` says that nothing is being served, so learning may take all the time it needs."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop learning; what is half learned is dropped."""
+        """Stop learning, and drop unfinished work."""
 
 
 @torch.inference_mode()
 def replace_drafter(engine: Engine, batch: Batch | None, method: Method) -> None:
-    """Go on with another method's drafter and rule. Modifies the engine and the batch. The policy stays, with what it knows of
-    costs, and forgets what it learnt of the old drafter's guesses: a better draft must get its chance. A drafter that reads
-    the target's states takes no running requests over: the scheduler lets those read themselves again."""
+    """Continue with another method's drafter and rule. Modifies the engine and the batch. The policy keeps its costs, and
+    forgets the acceptance of the old drafter, so that a better one gets its chance. A drafter that reads the target's states
+    cannot take over running requests: the scheduler lets those be read again."""
     if batch is not None and method.drafter.taps:
         raise CompositionError(
             f"drafter {type(method.drafter).__name__} reads states of the target that are gone by now; exchange drafters that "

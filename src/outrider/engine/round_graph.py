@@ -1,4 +1,4 @@
-"""A whole round as one graph: draft, score, walk and commit without asking the host anything.
+"""A whole round as one CUDA graph: draft, score, walk and commit without waiting for the host.
 
 What a round reads (tokens, lengths, sampling parameters) and what it decides stays in a ``Frame`` on the device. A note of each
 round's result goes to the host by itself and is read one round late (``engine/device_lane.py``), so the device never waits.
@@ -41,33 +41,34 @@ _KEYS = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class RoundParts:
-    """What a round is made of."""
+    """The parts that a captured round is made of."""
 
     target: FastDecoder
     drafter: DeviceDrafter | None
     seats: SlotPages
     """The target's memory of the slots."""
     keeps_logits: bool = False
-    """Somebody reads the logits of a round when it has ended."""
+    """Whether the logits of a round are read after it has ended."""
     pairs: PairedRows | None = None
-    """Where a slot is two rows of the target."""
+    """The pairing of rows, where a slot is two rows of the target."""
 
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
-    """What the host reads and writes between the parts of a round with grammars."""
+    """Data that the host reads and writes between the parts of a round with grammars."""
 
     host_nodes: Tensor
     """[2, B, N] int64, pinned: tokens and parents of the nodes."""
     masks: Tensor
     """[B, N, bytes] uint8 packed masks."""
     host_masks: Tensor
-    """The same in pinned memory. The masks of a round are written when the round before has ended, and so has their upload."""
+    """Copy of the masks in pinned memory. It can be reused in the next round, because its upload has ended when the round has
+    ended."""
     drafted: torch.cuda.Event
 
     @staticmethod
     def empty(nodes: Tensor, vocab_size: int) -> Constraints:
-        """Masks for [B, N] nodes, after which everything may follow."""
+        """Masks for [B, N] nodes that allow every token."""
         host_nodes = torch.zeros(2, *nodes.shape, dtype=torch.int64, pin_memory=True)
         host_masks = torch.full((*nodes.shape, mask_bytes(vocab_size)), 255, dtype=torch.uint8, pin_memory=True)
         return Constraints(host_nodes, host_masks.to(nodes.device), host_masks, torch.cuda.Event())
@@ -99,15 +100,16 @@ class RoundGraph:
         self.logprobs = NotedLogprobs.empty(ring) if frame.has_logprobs else None
         self.num_guesses, self.num_pieces = num_guesses, num_pieces
         self.is_constrained = frame.is_constrained
-        """Grammars forbid tokens in it, and the host says which after it began (``engine/constrained.py``)."""
+        """Whether grammars forbid tokens in it, and the host supplies the masks after the round began
+        (``engine/constrained.py``)."""
         self.is_told = is_told
-        """The host says what follows each node, when it has seen the logits (``tell``)."""
+        """Whether the host decides what follows each node, once it has seen the logits (``tell``)."""
         self.num_launched = 0
         self._table = torch.tensor([[-1] * num_pieces, [0] * num_pieces], device=device)
-        """Slots of the pieces, and the tokens before them."""
+        """Slots of the prompt pieces, and the prompt tokens before each."""
         self._constraints = Constraints.empty(self._nodes, parts.target.vocab_size) if frame.is_constrained else None
         self._scored: tuple[Rows, Tensor, Tensor | None] | None = None
-        """What the pass hands to the choice."""
+        """Data that the pass passes on to the choice."""
         held = frame.limits.clone()
         frame.limits.zero_()  # kernels are compiled by running them; nobody moves while that happens
         self._key = next(_KEYS)
@@ -124,7 +126,7 @@ class RoundGraph:
         rounds.zero_()
 
     def _cut(self) -> list[list[Callable[[], None]]]:
-        """The steps of a round, those of one graph together. Without guesses there is nothing to change before the pass."""
+        """The steps of a round, grouped by graph. Without guesses there is nothing to change before the pass."""
         if self._told is not None:
             return [[self._draft, self._pass], [self._choose]]
         if self._constraints is None:
@@ -133,7 +135,7 @@ class RoundGraph:
         return [*first, [self._choose]]
 
     def launch(self, pieces: Sequence[tuple[int, int]] = ()) -> int:
-        """Start a round that also reads these pieces, slots and the tokens before them; returns its number."""
+        """Start a round that also reads these prompt pieces (slots, and the prompt tokens before each). Returns its number."""
         if self._table.numel():
             padded = [*pieces, *[(-1, 0)] * (self._table.shape[1] - len(pieces))]
             self._table.copy_(sent(list(zip(*padded, strict=True)), torch.int64, self._table.device), non_blocking=True)
@@ -145,8 +147,8 @@ class RoundGraph:
         return self.num_launched - 1
 
     def drafted(self) -> tuple[list[list[int]], list[list[int]]]:
-        """With grammars: wait for the draft and return tokens and parents of every slot's nodes. A round without guesses has
-        one node, whose token nobody needs."""
+        """In a round with grammars: wait for the draft, and return tokens and parents of every slot's nodes. A round without
+        guesses has one node, whose token is not needed."""
         assert self._constraints is not None
         if not self.num_guesses:
             return [[0]] * len(self._nodes), [[-1]] * len(self._nodes)
@@ -170,7 +172,7 @@ class RoundGraph:
         self._graphs[-1].replay()
 
     def tell(self, nodes: Sequence[Sequence[int]], following: Sequence[Sequence[int]]) -> None:
-        """In a round of a rule on the host: start the rest, with the nodes [B, N] of the path, -1 elsewhere, and what follows
+        """In a round with a rule on the host: start the rest, with the accepted nodes [B, N] (-1 elsewhere) and the token after
         each."""
         assert self._told is not None
         both = sent([list(nodes), list(following)], torch.int64, self._told.device)
@@ -179,7 +181,7 @@ class RoundGraph:
         self._graphs[-1].replay()
 
     def note(self, number: int) -> list[list[int]]:
-        """What round ``number`` did, by slot. It must have ended, with fewer than RING rounds launched after it."""
+        """The result of round ``number``, by slot. It must have ended, with fewer than RING rounds launched after it."""
         return self.notes.host[number % RING].tolist()
 
     def _draft(self) -> None:
@@ -205,7 +207,7 @@ class RoundGraph:
         self._scored = (groups[0][1].rows, logits, states[0])
 
     def _sent(self, pieces: PromptPieces) -> Sent:
-        """What the pass and the choice read: every rank of a divided model gets it."""
+        """Input of the pass and the choice, which every rank of a divided model receives."""
         frame, seats, trees = self._frame, self._parts.seats, self._trees
         columns = (frame.lengths, frame.prompt_lens, frame.seeds, frame.temperatures)
         shape = (None, None, None) if trees is None else (trees.words, trees.depths, trees.paths)
@@ -249,19 +251,19 @@ class RoundGraph:
 
     @property
     def _is_gathered(self) -> bool:
-        """Whether the choice needs more of a divided vocabulary than its best tokens."""
+        """Whether the choice needs more of a divided vocabulary than each part's best tokens."""
         frame = self._frame
         return bool(frame.stages) or frame.has_logprobs or frame.is_constrained
 
     def _spec(self) -> RoundSpec:
-        """What the followers of a divided model capture of it."""
+        """What the followers of a divided model need to know to capture their part."""
         drafter, path_len = self._parts.drafter, 0 if self._trees is None else self.num_guesses + 2
         layout = self._sent(PromptPieces(*self._table)).layout
         return RoundSpec(layout, () if drafter is None else tuple(drafter.taps), self._is_gathered, path_len)
 
 
 def _captured(steps: Sequence[Callable[[], None]], pool: Any) -> torch.cuda.CUDAGraph:
-    """The steps as one graph. What they hand on stays where it is as long as no other graph of the pool runs in between."""
+    """The steps as one graph. Their outputs stay valid as long as no other graph of the pool runs in between."""
     graph = torch.cuda.CUDAGraph()
     with capturing(graph, pool):
         for step in steps:

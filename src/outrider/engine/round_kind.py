@@ -1,9 +1,8 @@
-"""Kinds of captured rounds, and which of them are captured before anybody waits for one.
+"""Kinds of captured rounds, and which of them are captured in advance.
 
 A round is captured for one number of slots, guesses and pieces of prompts, and for what the samplers of its slots ask for.
-There are too many kinds to capture all of them. The usual ones, which sample with a temperature alone, are captured for every
-length of a draft. Of the others there are a few that do more than most requests ask for: such a round serves all who ask for
-less.
+There are too many kinds to capture all of them. The usual kinds, which sample with a temperature alone, are captured for every
+draft length. Of the others, a few capable kinds are captured, and each serves all requests that need less.
 
     kind a serves b  iff  slots, walk equal;  guesses, pieces of a <= those of b;  stages, logprobs, grammars of a >= those of b
 
@@ -20,16 +19,16 @@ from outrider.core.device_sampling import Stages
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SHRINKS = 4
-"""A frame this many times too large is given up for a smaller one."""
+"""A frame is replaced by a smaller one if it has this many times too many slots."""
 
 
 def num_slots(count: int) -> int:
-    """Slots of the frame that serves so many requests at once."""
+    """Number of slots of the frame that serves so many requests at once."""
     return next((size for size in _SIZES if size >= count), count)
 
 
 def frame_sizes(count: int) -> list[int]:
-    """Slots of the frame that takes so many requests at once, and of those it is given up for as they end."""
+    """Numbers of slots: the frame for so many requests, then the smaller ones used as requests end."""
     sizes = [num_slots(count)]
     while sizes[-1] >= SHRINKS:
         sizes.append(num_slots(sizes[-1] // SHRINKS))
@@ -38,7 +37,7 @@ def frame_sizes(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class RoundKind:
-    """What a captured round does."""
+    """Everything that distinguishes one captured round from another."""
 
     num_slots: int
     num_guesses: int
@@ -46,25 +45,25 @@ class RoundKind:
     stages: Stages = Stages.TEMPERATURE
     logprobs: bool = False
     constrained: bool = False
-    """Grammars forbid tokens."""
+    """Whether grammars forbid tokens."""
     told: bool = False
-    """A rule on the host says what follows each node, whatever the sampler."""
+    """Whether a rule on the host decides what follows each node."""
 
     def serves(self, wanted: RoundKind) -> bool:
-        """Whether the texts are right in a round of this kind where another was wanted."""
+        """Whether a round of this kind gives the right texts where the other kind was wanted."""
         shorter = self.num_guesses <= wanted.num_guesses and self.num_pieces <= wanted.num_pieces
         richer = self.stages >= wanted.stages and self.logprobs >= wanted.logprobs and self.constrained >= wanted.constrained
         return (self.num_slots, self.told) == (wanted.num_slots, wanted.told) and shorter and richer
 
     @property
     def worth(self) -> tuple[int, int, bool, int, bool]:
-        """Of two kinds that serve, the one with the larger worth is better: prompts are read, drafts are long, little
-        else is computed."""
+        """Rank among kinds that serve; the largest is best. It prefers reading prompts, then long drafts, then little extra
+        work."""
         return self.num_pieces, self.num_guesses, not self.constrained, -self.stages, not self.logprobs
 
 
 def best_of(kinds: Iterable[RoundKind], wanted: RoundKind) -> RoundKind | None:
-    """The best of those that serve."""
+    """The best of the kinds that serve."""
     return max((kind for kind in kinds if kind.serves(wanted)), key=lambda kind: kind.worth, default=None)
 
 
@@ -74,8 +73,8 @@ def usual_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -
 
 
 def other_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -> Iterator[RoundKind]:
-    """Rounds for all other requests, those first without which some would wait for a capture; the first of ``guesses`` is the
-    shortest draft."""
+    """Rounds for all other requests. Those without which a request would wait for a capture come first. The first of
+    ``guesses`` is the shortest draft."""
     least, few, lengths = guesses[0], pieces[:2], _thinned(guesses)
     everything = RoundKind(num_slots, least, 0, Stages.TYPICAL, logprobs=True)
     with_grammars, truncating = replace(everything, constrained=True), RoundKind(num_slots, least, 0, Stages.TOP_P)
@@ -86,7 +85,7 @@ def other_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -
 
 
 def told_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -> Iterator[RoundKind]:
-    """Rounds for all requests under a rule on the host: it takes the logits, so there is one sampler. Those with
+    """Rounds for all requests under a rule on the host. The rule takes the logits, so there is one sampler. Kinds with
     log-probabilities have the shortest draft."""
     yield from (replace(kind, told=True) for kind in usual_kinds(num_slots, guesses, pieces))
     for count in pieces[:2]:
@@ -94,5 +93,5 @@ def told_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) ->
 
 
 def _thinned(guesses: Sequence[int]) -> list[int]:
-    """The shortest and the longest draft, and powers of two between them."""
+    """The shortest and the longest draft length, and powers of two between them."""
     return [length for length in guesses if length in (guesses[0], guesses[-1]) or length & (length - 1) == 0]

@@ -43,7 +43,7 @@ NewLane = Callable[[Method], Lane | None]
 
 @final
 class Scheduler:
-    """Requests in, rounds of all of them, tokens out."""
+    """Takes requests, runs rounds for all of them, and returns their tokens."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Scheduler:
         isolates: bool = True,
         device_lane: NewLane | None = None,
     ) -> None:
-        """``find_method`` makes the method of a lane when the first request asks for it. A scheduler that ``isolates`` ends
-        only the request whose part failed; otherwise a failing round raises. ``device_lane`` makes the lane of a method whose
-        rounds can be captured; requests it accepts run there, as long as memory has no budget."""
+        """``find_method`` makes the method of a lane when the first request asks for it. With ``isolates``, a failure ends only
+        the request whose part failed; otherwise a failing round raises. ``device_lane`` makes the lane for captured rounds.
+        Requests that it accepts run there, as long as memory has no budget."""
         self.target = target
         self.slots = slots or Slots()
         self.memory = memory or MemoryModel(0, 0)
@@ -72,14 +72,14 @@ class Scheduler:
         self._arrivals = Arrivals(target, self.slots, isolates=isolates)
         self._hosts: dict[Hashable, HostLane] = {}
         self._devices: dict[Hashable, Lane | None] = {}
-        """Captured halves of lanes, made when the first request asks; None where there is none."""
+        """Lanes of captured rounds, made when the first request needs one; None where a method has none."""
         self._failed: list[RoundReport] = []
-        """Requests that failed before they had a round."""
+        """Requests that failed before their first round."""
         self._room = 0
-        """Most guesses of a row in the next round."""
+        """Most guesses per row in the next round."""
         self.num_preempted = 0
         self.last_waits: list[float] = []
-        """Seconds that those waited who got a slot in the latest ``round``."""
+        """Seconds that requests waited which got a slot in the latest ``round``."""
 
     @property
     def num_waiting(self) -> int:
@@ -87,12 +87,12 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a slot."""
+        """Number of requests that hold a slot."""
         return len(self._jobs) - len(self._waiting)
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of those who hold a slot, as it is counted against the budget."""
+        """Bytes of the requests that hold a slot, as counted against the budget."""
         return sum(self.memory.bytes_of(size, 1) for size in self._sizes())
 
     @property
@@ -100,12 +100,12 @@ class Scheduler:
         return not self._jobs
 
     def check(self, request: Request, lane: Hashable) -> None:
-        """Refuse what cannot be served, before it waits."""
+        """Refuse a request that cannot be served, before it waits."""
         self._host(lane).engine.check(request)
         self.memory.check(min(len(request.prompt_ids) + request.params.max_tokens, self.target.max_len))
 
     def submit(self, job: Job) -> None:
-        """Let a request wait for its turn; it was checked."""
+        """Queue a request that was checked."""
         assert job.id not in self._jobs, "a request has a number of its own"
         self._jobs[job.id] = job
         place = len(self._waiting)
@@ -115,7 +115,8 @@ class Scheduler:
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
-        """Forget a request, wherever it is. Its slot is free before the next round; unknown numbers are those that ended."""
+        """Forget a request, wherever it is. Its slot is free before the next round. Unknown numbers are those of requests that
+        ended."""
         if self._jobs.pop(job_id, None) is None:
             return
         if job_id in self._waiting:
@@ -125,7 +126,7 @@ class Scheduler:
             lane.leave(job_id)
 
     def close(self) -> None:
-        """Give up whoever is still here, and the slots of captured rounds."""
+        """Drop all remaining requests, and the slots of captured rounds."""
         for number in list(self._jobs):
             self.cancel(number)
 
@@ -155,12 +156,12 @@ class Scheduler:
 
     @property
     def batches(self) -> list[Batch]:
-        """What the host would run in the next round."""
+        """The batches that the host would run in the next round."""
         return [lane.batch for lane in self._hosts.values() if lane.batch is not None]
 
     def redraft(self, lanes: Collection[Hashable]) -> None:
-        """Make the methods of the named lanes anew, between rounds: their drafters have changed. Running requests go on. Those
-        in captured rounds, and all whose new drafter has to see the states of their tokens, read themselves again."""
+        """Make the methods of the named lanes again, between rounds, because their drafters have changed. Running requests go
+        on. Requests in captured rounds are read again, and so are those whose new drafter needs the states of their tokens."""
         for name in lanes:
             method, host = self._find_method(name), self._hosts.get(name)
             here = [number for number, job in self._jobs.items() if job.lane == name and number not in self._waiting]
@@ -174,14 +175,14 @@ class Scheduler:
             self._devices.pop(name, None)
 
     def retire(self, lane: Hashable) -> None:
-        """Forget the method of a lane that nobody is in and nobody waits for; it is made anew when it is asked for."""
+        """Forget the method of a lane without requests. It is made again when a request asks for it."""
         if lane in self._hosts and all(job.lane != lane for job in self._jobs.values()):
             del self._hosts[lane]
             self._devices.pop(lane, None)
 
     def give_up(self) -> None:
-        """Forget everybody after a failure. Their memory goes back now: a garbage collector that was frozen at the start would
-        never find it, since lanes and scheduler know each other."""
+        """Forget all requests after a failure. Their memory is freed now, because lanes and scheduler refer to each other, and
+        a garbage collector that was frozen at the start would never free it."""
         self._jobs.clear()
         self._waiting.clear()
         self._arrivals.keep(self._jobs)
@@ -194,7 +195,7 @@ class Scheduler:
         return list(self._hosts)
 
     def check_integrity(self) -> None:
-        """When idle, nothing is held: no rows, no readers, no numbers."""
+        """Check that nothing is held when idle: no rows, no readers, no numbers."""
         assert set(self._waiting) <= set(self._jobs), "a forgotten request waits"
         held = [*(number for _, lane in self._lanes for number in lane.order), *self._arrivals.lanes]
         assert sorted(held) == sorted(set(self._jobs) - set(self._waiting)), "a slot is held by nobody, or twice"
@@ -217,7 +218,7 @@ class Scheduler:
         return self._hosts[name]
 
     def _home(self, job: Job) -> Lane:
-        """The lane that takes a request: captured rounds, where they can do all that it asks for."""
+        """The lane for a request: captured rounds if they can serve it, or the host's lane."""
         if job.traced or job.state.max_draft is not None:
             return self._host(job.lane)
         if job.lane not in self._devices:
@@ -228,18 +229,18 @@ class Scheduler:
         return device if device is not None and device.accepts(job.state.request) else self._host(job.lane)
 
     def _sizes(self, *more: tuple[Lane, BatchSize]) -> list[BatchSize]:
-        """Every lane as it will be when those who are read, and ``more``, have joined."""
+        """The size of every lane once the requests being read, and ``more``, have joined."""
         sizes = {lane: lane.size for _, lane in self._lanes}
         for lane, extra in (*self._arrivals.sizes, *more):
             sizes[lane] = sizes[lane].joined(extra)
         return list(sizes.values())
 
     def _largest_tree(self, *more: tuple[Lane, BatchSize]) -> int | None:
-        """Most guesses of a row in the next round; None where there is no memory for the roots of all and of ``more``."""
+        """Most guesses per row in the next round; None if there is no memory for the roots of all requests and of ``more``."""
         return self.memory.largest_tree([] if self.memory.budget is None else self._sizes(*more))
 
     def _make_room(self) -> None:
-        """Cut the next trees to what memory holds; where even roots do not fit, the youngest request goes back to wait."""
+        """Cut the next trees to what memory allows. If not even the roots fit, the youngest request goes back to the queue."""
         while (room := self._largest_tree()) is None:
             self._preempt(max(number for number in self._jobs if number not in self._waiting))
         self._room = room
@@ -252,14 +253,14 @@ class Scheduler:
         self.num_preempted += 1
 
     def _send_back(self, number: int) -> None:
-        """A request waits again, before all others."""
+        """Put a request back at the head of the queue."""
         job = self._jobs[number]
         self.cancel(number)
         self._jobs[number] = job
         self._waiting.appendleft(number)
 
     def _admit(self) -> None:
-        """Let those who waited longest in, while there are slots, memory and prompt tokens to read left."""
+        """Admit the longest-waiting requests, while there are slots, memory and prompt tokens to read left."""
         while self._waiting and self.num_running < self.slots.max_rows and self._arrivals.room > 0:
             job = self._jobs[self._waiting[0]]
             state, lane, num_tokens = job.state, self._home(job), len(job.state.tokens)
@@ -275,7 +276,7 @@ class Scheduler:
                 self._arrivals.add(lane, (job.id, state), prefix)
 
     def _keep_prefix(self, number: int, cache: Any, row: int) -> None:
-        """What was read of a request may begin others."""
+        """Store what was read of a request, as a prefix for others."""
         job = self._jobs[number]
         if self.prefixes is not None and job.shares_prefix:
             self.prefixes.keep(job.state.read_tokens[: cache.lengths[row]], cache, row)

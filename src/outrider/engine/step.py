@@ -36,7 +36,7 @@ from outrider.engine.walked import paths_of, verdict_of
 
 @dataclass(eq=False)
 class Batch:
-    """Requests that share target passes, with everything that evolves."""
+    """Requests that share target passes, with all state that changes."""
 
     rows: list[RequestState]
     ids: list[int]
@@ -51,7 +51,8 @@ class Batch:
         return self._of(rows, self.cache.fork(rows), self.drafter_state.fork(rows))
 
     def narrow(self, rows: Sequence[int]) -> Batch:
-        """As ``fork``, for a batch that is given up: rows that stay in their place are not copied where that can be helped."""
+        """The batch of the named rows, where this batch is not used again. Rows that keep their place are not copied if
+        possible."""
         return self._of(rows, self.cache.narrow(rows), self.drafter_state.narrow(rows))
 
     def _of(self, rows: Sequence[int], cache: Cache, drafter_state: Any) -> Batch:
@@ -77,10 +78,10 @@ class Batch:
 
 
 class Engine:
-    """A target and a method. Stateless between calls: what evolves is in the ``Batch``."""
+    """A target and a method. It has no state between calls: everything that changes is in the ``Batch``."""
 
     def __init__(self, target: Target, method: Method, pieces: PieceSizes | None = None) -> None:
-        """``pieces`` says how much of a text a drafter may read in a round; all of it without them."""
+        """``pieces`` limits how much of a text a drafter may read in a round; without it, there is no limit."""
         self.target = target
         self.method = method
         self._pieces = pieces
@@ -92,11 +93,11 @@ class Engine:
         return self.restart(list(zip(ids or range(len(requests)), map(RequestState.of, requests), strict=True)))
 
     def restart(self, rows: Sequence[tuple[int, RequestState]]) -> Batch:
-        """As ``start``, for numbers and states of requests that may have part of their text."""
+        """A batch from numbers and states of requests that may already have part of their text."""
         return self.batch(Prefill(self.target, self.method.drafter.taps, rows).whole())
 
     def batch(self, read: Prefilled) -> Batch:
-        """The batch of requests that the target has read; the drafter reads them now."""
+        """A batch of requests that the target has read; the drafter reads them now."""
         method, target, began, rows = self.method, self.target, self.clock(), read.states
         drafter_state = method.drafter.start([row.tokens for row in rows], read.taps)
         seconds = self.clock() - began
@@ -149,8 +150,8 @@ class Engine:
         return within(plan, limits, room).clipped(left)
 
     def _read_up(self, batch: Batch, context: Context, plan: Plan) -> Plan:
-        """The plan without guesses for rows whose texts the drafter is still reading. It reads the next piece now, which is
-        part of arriving: a policy compares rounds without it."""
+        """The plan without guesses for rows whose texts the drafter is still reading. The drafter reads its next piece now.
+        That time counts as arrival, so the policy compares rounds without it."""
         most = None if self._pieces is None else self._pieces.of_a_drafter(len(batch.rows))
         if most is None or not any(plan.max_depth):
             return plan
@@ -218,7 +219,7 @@ class Engine:
         return time.perf_counter()
 
     def _own_clock(self) -> float:
-        """The same, without the time that other work on the machine had. Rounds are compared by it."""
+        """Seconds without the time of other work on the machine, by which rounds are compared."""
         wait_for(self.target.device)
         return own_seconds()
 

@@ -1,4 +1,4 @@
-"""What a rule says of a round, and how a captured round is told.
+"""The decision of a rule on the host, and the form in which a captured round receives it.
 
 A captured round follows, from the root on, the child that holds what was chosen after its parent
 (``device/acceptance/coupled.py``). A rule on the host has decided already. So the device gets a tree in which only the rule's
@@ -19,14 +19,14 @@ from outrider.core.verdict import Verdict
 
 
 def verdict_of(rule: AcceptanceRule, draft: Draft, law: Law, noise: Noise, *, all_greedy: bool) -> Verdict:
-    """The rule's verdict. Without a guess to test, and with nothing to draw, there is one."""
+    """The rule's verdict. It is computed without the rule if there is no guess to test and nothing to draw."""
     if draft.tree.num_nodes == 1 and all_greedy:
         return Verdict.without_guesses(law.choices[:, 0])
     return rule.walk(draft, law, noise)
 
 
 def paths_of(verdict: Verdict) -> list[list[int]]:
-    """Committed nodes of each row, the root first. The one place where a round waits for the device."""
+    """Committed nodes of each row, the root first. This is the only place where a round waits for the device."""
     lengths = verdict.num_accepted.tolist()
     return [[0, *path[:length]] for path, length in zip(verdict.path.tolist(), lengths, strict=True)]
 
@@ -34,8 +34,8 @@ def paths_of(verdict: Verdict) -> list[list[int]]:
 def told_rows(
     tokens: Sequence[Sequence[int]], paths: Sequence[Sequence[int]], ends: Sequence[int], num_nodes: int
 ) -> list[tuple[list[int], list[int]]]:
-    """For each row, its nodes with all but those of ``paths`` left out, and what follows each: the tokens along the path, then
-    the one of ``ends``."""
+    """For each row, its nodes without those off ``paths``, and the token after each node: along the path the next node's token,
+    then the one of ``ends``."""
     found = list[tuple[list[int], list[int]]]()
     for row, path, end in zip(tokens, paths, ends, strict=True):
         nodes, following = [-1] * num_nodes, [0] * num_nodes
@@ -46,7 +46,7 @@ def told_rows(
 
 
 def path_along(tokens: Sequence[int], parents: Sequence[int], size: int, chosen: Sequence[int]) -> list[int]:
-    """The nodes that spell what was chosen, the root first, as far as the tree has them."""
+    """The nodes along the chosen tokens, the root first, as far as the tree has them."""
     path = [0]
     for token in chosen:
         node = next((n for n in range(path[-1] + 1, size) if parents[n] == path[-1] and tokens[n] == token), None)

@@ -156,7 +156,7 @@ class HFModel(AdaptedModel):
         return dict.fromkeys(self._windows, mask) if len(self._windows) > 1 else mask
 
     @torch.no_grad()
-    def _find_readout(self, owner: nn.Module, softcap: float | None) -> Readout | None:
+    def _find_readout(self, owner: nn.Module, softcap: float | None) -> LanguageModelHead | None:
         """The steps after the model's last layer, if they are modules in a row, the head, a factor and at most a soft cap."""
         called: list[nn.Module] = []
         handles = [
@@ -170,9 +170,9 @@ class HFModel(AdaptedModel):
         after = called[called.index(self._last_layer) + 1 :]
         state, head = scores.taps[self.num_layers], self.model.get_output_embeddings()
         try:
-            bare = Readout(after, head, None, 1.0)(state).float()
+            bare = LanguageModelHead(after, head, None, 1.0)(state).float()
             scale = 1.0 if softcap else float((scores.logits.float() * bare).sum() / (bare * bare).sum())
-            readout = Readout(after, head, softcap, scale)
+            readout = LanguageModelHead(after, head, softcap, scale)
             same = torch.allclose(readout(state), scores.logits, rtol=1e-3, atol=1e-3)
         except RuntimeError:  # what follows the last layer is more than modules in a row
             return None
@@ -184,7 +184,7 @@ class HFModel(AdaptedModel):
 
 
 @final
-class Readout:
+class LanguageModelHead:
     """From the last layer's output to the logits: modules, the head, a constant factor and a soft cap."""
 
     def __init__(self, modules: Sequence[nn.Module], head: nn.Module, softcap: float | None, scale: float) -> None:

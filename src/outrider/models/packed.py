@@ -226,7 +226,7 @@ _LARGE = {"qkv", "out", "gate_up", "down"}
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerMatrices:
     """The matrices of a layer, and its other weights (whose matrices are empty where they have been packed)."""
 
     qkv: Matrix
@@ -241,7 +241,7 @@ class Matrices:
     """A decoder's weights in the form used for products."""
 
     embedding: Tensor | FewBits
-    layers: list[Layer]
+    layers: list[LayerMatrices]
     norm: Tensor | None
     head: Matrix
     norm_bias: Tensor | None = None
@@ -284,9 +284,9 @@ def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
     return pack(weight, 4 if bits == 4 and weight.shape[1] % GROUP == 0 else 8)
 
 
-def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> Layer:
+def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> LayerMatrices:
     """A layer that drops its original matrices once they are packed."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
     none, found = weights.qkv.new_empty(0, 0), {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
     weights = replace(weights, **{name: none for name, matrix in found.items() if not isinstance(matrix, Tensor)})
-    return Layer(qkv, out, gate_up, down, weights)
+    return LayerMatrices(qkv, out, gate_up, down, weights)

@@ -3,12 +3,13 @@
 Four parts. ``cost_model.py`` knows what a round of each length costs: prices measured at load, corrected by rounds.
 ``belief.py`` knows how likely guesses are to survive, per request, with all requests as the prior. ``chooser.py`` ranks the
 nodes of all requests and takes the prefix with the best expected speed. ``loss_budget.py`` bounds what may be lost against
-plain decoding. This file plays rounds with them. Rounds pay a small share of their time for thinking. When the last thought
-is paid for, all rounds since then are learnt from at once and the next plan is made; until then the plan stays.
+plain decoding. This file decides each round with them. Deciding may take a small share of the time of rounds. As soon as rounds
+have paid for the last decision, the policy learns from all rounds since then at once and makes a new plan. Until then the plan
+stays.
 
-Where prices are not known, the first rounds measure them (``calibration``). Where drafting does not pay, a guess is asked for
-now and then (``probe``). The idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's
-(arXiv 2211.17192).
+Where prices are not known, the first rounds measure them (``calibration``). Where drafting does not pay, the policy still asks
+for a guess now and then (``probe``). The idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation
+Leviathan's (arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class _State(RowState):
     rows: list[Account]
     policy: Adaptive = field(repr=False)
     is_behind: bool = True
-    """The drafter has something to read when it is asked."""
+    """Whether the drafter must read committed tokens before it can draft."""
     plans: dict[tuple[int, bool], Plan] = field(default_factory=dict, repr=False)
-    """By what rounds read of prompts: rounds of several kinds take turns, and each has a plan."""
+    """Plans by the number of prompt tokens that a round reads. Rounds of several kinds take turns, and each kind keeps its
+    plan."""
     is_probe: bool = False
     prompts: Prompts = NO_PROMPTS
 
@@ -55,8 +57,8 @@ class _State(RowState):
         return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
     def _of(self, rows: list[Account], is_behind: bool) -> _State:
-        """Other rows. A plan stays, for all alike, while the batch is about as large: where requests come and go every few
-        rounds, another one each time would cost more than it could gain."""
+        """This state for other rows. The plan stays while the batch is about as large. Where requests come and go every few
+        rounds, a new plan each time would cost more than it could gain."""
         moved, count = _State(rows, self.policy, is_behind), len(rows)
         if 3 * len(self.rows) <= 4 * count <= 5 * len(self.rows):
             for kind, plan in self.plans.items():
@@ -69,16 +71,17 @@ class _State(RowState):
 
 @final
 class Adaptive(Policy):
-    """Most tokens per second. Costs, the ledger and the rates of all requests outlive requests; the rest is per request."""
+    """Plans for the most tokens per second. Costs, loss accounts and the acceptance rates of all requests outlive requests. The
+    rest belongs to one request."""
 
     def __init__(self, options: AdaptiveOptions | None = None) -> None:
         self.options = options or AdaptiveOptions()
         self.costs, self.budget = CostModel(), LossBudget(self.options.loss_share, self.options.probe_share)
         self.num_rounds = self.num_probes = 0
         self._padded, self._unpaid = True, 0.0
-        """Whether passes pad, and seconds of thinking that rounds have not paid for yet."""
+        """Whether passes are padded, and the seconds of planning that rounds have not paid for yet."""
         self._num_read = self._num_emitted = 0.0
-        """Tokens of prompts that were read inside rounds, and tokens of answers; old ones fade."""
+        """Prompt tokens that were read inside rounds, and answer tokens. Older ones count less."""
         self._spreads = spreads_of(self.options.num_draft_tokens, self.options.num_tree_nodes)
         self._source: PriceSource | None = None
         self.forget(None)
@@ -87,7 +90,7 @@ class Adaptive(Policy):
         self._source, self.costs = prices, CostModel()
 
     def forget(self, state: _State | None) -> None:
-        """Costs stay, since they belong to the machine. What was learnt of guesses goes, and so do losses."""
+        """Forget the acceptance of guesses, and the losses. Costs stay, because they belong to the machine."""
         self.usual = Usual(self._spreads, [self.options.prior_acceptance] * self.options.num_draft_tokens)
         self.found, self.trust = PositionRates(TUNING.memory), Account(TUNING.memory)
         self._rounds: list[tuple[_State, SeenRound]] = []
@@ -103,8 +106,14 @@ class Adaptive(Policy):
             self.costs = CostModel(self._source.read(self._nodes_of))
         return _State(self._new_rows(num_rows), self)
 
+    def for_ways(self, num_ways: int) -> Policy:
+        from outrider.policies.ways import Ways
+
+        return Ways([Adaptive(self.options) for _ in range(num_ways)]) if num_ways > 1 else self
+
     def captured_shape(self) -> CapturedShape:
-        """The widest trees. Rounds are captured for them alone, so from now on no others are planned."""
+        """The widest trees that may be planned. Rounds are captured for these alone, so the policy plans no others from now
+        on."""
         self._spreads = self._spreads[-1:]
         self.forget(None)
         return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
@@ -126,14 +135,23 @@ class Adaptive(Policy):
         return plan
 
     def update(self, state: _State, observation: Observation) -> None:
-        """Note the round. The first rounds pay more for thinking."""
+        """Record a round. Early rounds may spend a larger share on planning."""
         self.num_rounds += 1
         self._rounds.append((state, SeenRound.of(observation)))
         share = TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1)
         self._unpaid -= share * observation.seconds
 
+    def stand_by(self, state: _State, observation: Observation) -> None:
+        """A round in which the drafter was asked in another way. What is known of this one fades, as with other spreads."""
+        state.is_behind = True
+        self._unpaid -= TUNING.thinking * observation.seconds
+        for seen in (self.found, *self.usual.seen.values()):
+            seen.fade(2)
+        for row in state.rows:
+            row.record(0, 0, 0)
+
     def _think(self, state: _State) -> Plan:
-        """The next plan. It stays, unless the round is to tell something."""
+        """Make the next plan. It stays as it is, unless the round is a test."""
         kind, costs = state.prompts[1:], self._costs(state)
         state.plans.pop(kind, None)
         if costs.trial is not None:
@@ -146,8 +164,8 @@ class Adaptive(Policy):
         return plan
 
     def _costs(self, state: _State) -> BatchCosts:
-        """What rounds cost now. Prices that rounds contradict are measured again at the next start; until then rounds correct
-        them, place by place."""
+        """Costs of rounds as they are now. Prices that rounds contradict are measured again at the next start. Until then,
+        rounds correct them place by place."""
         costs = self.costs.of(len(state.rows), state.prompts.num_places)
         if self._source is not None and (costs.rest.contradicts or costs.draft.contradicts):
             self._source.doubt()
@@ -155,7 +173,7 @@ class Adaptive(Policy):
         return costs
 
     def _best(self, state: _State, costs: BatchCosts) -> Plan:
-        """The fastest draft, or a probe where there is none. Probes are never two in a row."""
+        """The fastest draft. If none pays, a probe, but never two probes in a row."""
         prior, count, ends_itself = self.options.prior_acceptance, len(state.rows), self.trust.expected > 0
         self.usual.refresh()
         choices = list[tuple[float, int, float, RoundForecast]]()
@@ -176,7 +194,7 @@ class Adaptive(Policy):
         return _plan(lengths, spread, reason, doubt)
 
     def _forecast(self, state: _State, costs: BatchCosts, spread: float, places: Sequence[int]) -> RoundForecast:
-        """What drafts with so many guesses to a level promise."""
+        """Expected tokens and seconds of drafts with ``spread`` guesses at each level."""
         usual = self.usual.by_spread[spread]
         ones = [1.0] * len(usual)
         found = reach_of(self.found.inherited(ones)) if self.found.means else ones
@@ -188,13 +206,14 @@ class Adaptive(Policy):
         return forecast
 
     def _most(self, prompts: Prompts) -> float:
-        """Tokens of a round that prompts can feed, where they wait: every answer needs its prompt read."""
+        """Most answer tokens per round that waiting prompts can supply: every answer needs its prompt read first."""
         if not prompts.is_full or not self._num_read:
             return math.inf
         return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0)
 
     def learn(self) -> None:
-        """Learn from the rounds since the last time. In a large batch some rows tell enough, others in the next round."""
+        """Learn from the rounds since the last time. In a large batch, some rows are used now and the others in the next
+        round."""
         rounds, self._rounds = self._rounds, []
         found, num_plain = list[Outcome](), 0.0
         accepted = {spread: list[Outcome]() for spread in self._spreads}
@@ -219,7 +238,8 @@ class Adaptive(Policy):
             self.found.record(*found)
 
     def _learn_cost(self, state: _State, seen: SeenRound, length: int, width: int, *, is_asked: bool) -> None:
-        """What the round took, and what it lost. A round is booked at little more than usual: plain ones have outliers too."""
+        """Record what the round took, and what it lost. A single round changes a cost by little, because plain rounds have
+        outliers too."""
         keep, num_rows = 1 - 1 / TUNING.memory, len(state.rows)
         self._padded, self._num_read = seen.padded, keep * self._num_read + seen.prompts.num_tokens
         self._num_emitted = keep * self._num_emitted + sum(map(len, seen.paths))

@@ -32,16 +32,16 @@ _ALGORITHMS = ("ucb", "exp3")
 
 @dataclass(frozen=True)
 class BanditOptions:
-    """Which lengths to choose from, and how."""
+    """Which lengths to choose from, and by which algorithm."""
 
     num_draft_tokens: int = 8
     """Longest arm: the arms are 1, 2, 3, 4, 6, 8, 12, 16 ... up to it."""
     with_zero: bool = False
     """Offer not drafting at all as an arm too."""
     algorithm: str = "ucb"
-    """ucb or exp3."""
+    """Algorithm: "ucb" or "exp3"."""
     exploration: float = 0.3
-    """c of UCB, in units of the mean reward."""
+    """Exploration constant c of UCB, in units of the mean reward."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
     seed: int = 0
@@ -89,7 +89,7 @@ class _State(RowState):
         return _State([*self.rows, *other.rows])
 
     def pooled(self) -> _Row:
-        """The rows' knowledge as one."""
+        """The knowledge of all rows as one row."""
 
         def total(columns: Sequence[Sequence[float]]) -> list[float]:
             return [sum(column) for column in zip(*columns, strict=True)]
@@ -127,7 +127,7 @@ class Bandit(Policy):
             row.losses[state.arm] += (1 - reward / row.highest) / state.chance
 
     def _ucb(self, known: _Row) -> tuple[int, float]:
-        """Every arm once, then the highest index."""
+        """The arm that UCB plays: every arm once, then the one with the highest index."""
         if min(known.plays) == 0:
             return known.plays.index(0), 1.0
         total = sum(known.plays)

@@ -1,7 +1,8 @@
-"""What guesses were worth against what was expected of them.
+"""How often guesses are accepted, compared with what was predicted.
 
-A request has one number of its own: how much likelier its guesses are to pass than is usual over all requests (``rates.py``). A
-drafter that says how sure it is is believed as far as guesses have kept what it said. Evidence fades a little each round.
+Each request has one number of its own: how much likelier its guesses are to be accepted than usual (``rates.py`` knows the
+usual rates over all requests). A drafter may state a probability for each guess. It is trusted as far as its earlier statements
+came true. Older evidence counts less with every round.
 
     shift = (passed - expected) / (tested + prior weight)       logit(rate_k) = logit(usual_k) + 4 shift
     trust = passed / expected by the drafter
@@ -22,7 +23,7 @@ from outrider.policies.tuning import TUNING
 @final
 @dataclass
 class Account:
-    """Guesses that were tested, those that were expected to pass, and those that did."""
+    """Number of guesses that were tested, that were expected to be accepted, and that were accepted."""
 
     horizon: float
     tested: float = 0.0
@@ -30,29 +31,30 @@ class Account:
     passed: float = 0.0
 
     def record(self, tested: float, expected: float, passed: float) -> None:
-        """Learn from a round; what was known before it fades."""
+        """Learn from a round. Earlier evidence fades."""
         keep = 1 - 1 / self.horizon
         self.tested, self.expected = keep * self.tested + tested, keep * self.expected + expected
         self.passed = keep * self.passed + passed
 
     def survival(self, usual: Sequence[float]) -> list[float]:
-        """By position, the chance that guesses up to it all pass. Odds are shifted, and so rates near 1/2 the most."""
+        """By position, the probability that all guesses up to it are accepted. The shift applies to the odds, so rates near 1/2
+        change the most."""
         odds = math.exp(4 * (self.passed - self.expected) / (self.tested + TUNING.prior_weight))
         return reach_of([rate * odds / (1 - rate + rate * odds) for rate in usual])
 
     def trust(self, prior: float) -> float:
-        """What an expectation has to be multiplied with."""
+        """Factor by which an expected number of accepted guesses is corrected."""
         return (self.passed + TUNING.prior_weight * prior) / (self.expected + TUNING.prior_weight)
 
     def rate(self, prior: float) -> float:
-        """How likely a guess is to be right where those before it are, its belief not being known yet."""
+        """Probability that a guess is right if those before it are, as long as the drafter has not stated its own."""
         return (self.passed + TUNING.prior_weight * prior) / (self.tested + TUNING.prior_weight)
 
 
 @final
 class Usual:
-    """How likely guesses are to pass over all requests: by position, and by how many guesses a level has (``spread``). A wider
-    level that was not tried yet is expected to miss a little less often than a narrower one."""
+    """How likely guesses are to be accepted over all requests, by position and by the number of guesses at a level
+    (``spread``). A wider level that was never tried is expected to miss a little less often than a narrower one."""
 
     def __init__(self, spreads: Sequence[float], prior: Sequence[float]) -> None:
         self._prior = prior
@@ -60,18 +62,18 @@ class Usual:
         self.refresh()
 
     def record(self, rounds: Mapping[float, Sequence[Outcome]], num_plain: float) -> None:
-        """Learn from rounds. Those that did not draft make old evidence fade, half as much as others. Evidence of spreads that
-        were not played fades twice as fast: bad luck with one must not be the end of it."""
+        """Learn from rounds. Rounds without a draft make old evidence fade half as fast as others. Evidence of spreads that
+        were not played fades twice as fast, so that bad luck with one does not rule it out for ever."""
         total = sum(map(len, rounds.values()))
         for spread, outcomes in rounds.items():
             self.seen[spread].record(*outcomes)
             self.seen[spread].fade(num_plain / 2 + 2 * (total - len(outcomes)))
 
     def refresh(self) -> None:
-        """Rates from what has been seen. A wider level never does worse than a narrower one."""
+        """Compute the rates again. A wider level never has a lower rate than a narrower one."""
         self.by_spread, prior, least = dict[float, list[float]](), self._prior, [0.0] * len(self._prior)
         for spread, seen in self.seen.items():
             least = self.by_spread[spread] = list(map(max, seen.inherited(prior), least))
             prior = [1 - TUNING.wider * (1 - rate) for rate in least]
         self.sums = {spread: list(accumulate(rates, initial=0.0)) for spread, rates in self.by_spread.items()}
-        """Guesses that are expected to pass among the first so many, each tested."""
+        """Expected number of accepted guesses among the first n, if each of them is tested."""

@@ -2,13 +2,13 @@
 
 Nodes are ranked by the chance that their whole path survives. The prefix of that ranking with the most expected tokens per
 second is drafted and verified, the empty prefix (plain decoding) included. Where the pass pads, and where rows are trees, a
-whole level of all rows is one entry of the ranking; elsewhere every row gets a length of its own.
+whole level of all rows is one entry of the ranking; elsewhere every row gets its own draft length.
 
     tokens(prefix)  = rows + sum of the survival of its nodes, at most what the prompts that a round reads can feed
     seconds(prefix) = drafting to its deepest level + a pass with places for the nodes that are found
 
-A drafter that says how sure it is ends its drafts itself, by the same account (``Doubt``): a guess must be likely to bring more
-tokens than come in its time anyway.
+A drafter that knows its own confidence stops its drafts by the same rule (``Doubt``): one more guess must be likely to bring
+more tokens than the batch emits in that time anyway.
 """
 
 from __future__ import annotations
@@ -26,35 +26,36 @@ from outrider.core.reason import Reason, ReasonCode
 from outrider.policies.tuning import TUNING
 
 Survival = Sequence[Sequence[float]]
-"""Of every row, by position: the chance that all guesses up to it are accepted."""
+"""For each row and position, the probability that all guesses up to it are accepted."""
 
 
 @final
 @dataclass
 class RoundForecast:
-    """What a batch may expect of every depth of a draft: tokens and seconds of a round at pace 1."""
+    """Expected tokens and seconds of a round, for every depth of a draft, at pace 1."""
 
     tokens: list[float]
     seconds: list[float]
     drafting: list[float]
-    """The drafter's part of a round that asked it, by the guesses of the longest path."""
+    """Seconds of the drafter, by the number of guesses along the longest path."""
     rests: list[float]
-    """The other part."""
+    """Seconds of the rest of the round, by the same number."""
     most: float = math.inf
-    """Tokens that the prompts read in a round can feed: answers cannot come faster than prompts are read."""
+    """Most answer tokens that the prompts read in a round can supply. Answers cannot come faster than prompts are read."""
     shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """A length for every row, by depth, where rows are not asked alike."""
+    """Draft length of every row, for each depth, where rows have different lengths."""
     gains: list[float] = field(init=False)
-    """Expected speed, plain decoding being 1."""
+    """Expected speed of each depth, in units of plain decoding."""
 
     def __post_init__(self) -> None:
         plain = self.seconds[0] / self.tokens[0]
         self.gains = [tokens / seconds * plain for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
 
     def best(self, purse: float, optimism: Sequence[float], *, ends_itself: bool) -> tuple[float, int]:
-        """The fastest length, behind the speed that it promises. The purse must be able to pay for its worst case, nothing
-        accepted, and it must promise enough for what it risks. ``optimism`` says what part of its cost each may really take.
-        Where the drafter ends what it doubts, the longest that is about as fast: what is not worth it will not be drafted."""
+        """The expected speed of the best depth, and that depth. The loss budget (``purse``) must cover its worst case, in which
+        nothing is accepted, and its promised gain must outweigh that risk. ``optimism`` is the share of its estimated cost that
+        each depth may really have. Where the drafter stops itself, the deepest of about equally fast depths is taken, since
+        guesses that do not pay will not be drafted."""
         payable = {0: 1 / optimism[0]}
         for length in range(1, len(self.gains)):
             risk, gain = self.risk(length), self.gains[length] / optimism[length]
@@ -66,12 +67,12 @@ class RoundForecast:
         return payable[best], best
 
     def risk(self, length: int) -> float:
-        """Plain rounds lost if nothing is accepted."""
+        """Plain rounds lost if no guess is accepted."""
         return self.seconds[length] / self.seconds[0] - 1
 
     def ranked(self, survival: Survival, found: Sequence[float]) -> RoundForecast:
-        """This forecast with a length for every row. Drafting one level more is paid once for all rows, so there is a ranking
-        for every depth; those around the most promising one for all alike are looked at."""
+        """This forecast with its own draft length for every row. One level more is drafted once for all rows, so each depth has
+        its own ranking. Only depths near the best common length are tried."""
         near = self._promising
         tokens, seconds, shares = list(self.tokens), list(self.seconds), dict[int, tuple[int, ...]]()
         for depth in range(max(near - 2, 1), min(near + 4, len(tokens))):
@@ -83,8 +84,9 @@ class RoundForecast:
         return max(range(1, len(self.gains)), key=self.gains.__getitem__)
 
     def _best_prefix(self, survival: Survival, found: Sequence[float], depth: int) -> tuple[float, float, tuple[int, ...]]:
-        """Tokens, seconds and lengths of the best prefix of the ranking of nodes down to a depth. A place is only paid for
-        where a guess is found, so nodes are ranked by the chance of a guess that was, and after their parents."""
+        """Tokens, seconds and lengths of the best prefix of the ranking, for drafts of at most ``depth`` levels. Space in the
+        pass is only paid for where the drafter finds a guess, so nodes are ranked by the acceptance of guesses that were found,
+        after their parents."""
         num_rows, rests, ranking = len(survival), list(enumerate(self.rests)), list[tuple[float, int, int]]()
         for row, reach in enumerate(survival):
             chances = accumulate((reach[place] / max(found[place], 1e-9) for place in range(depth)), min)
@@ -98,9 +100,9 @@ class RoundForecast:
         return best
 
     def doubt(self, trust: float, num_rows: int, *, longest: int, further: float, padded: bool) -> Doubt:
-        """What each of ``longest`` guesses must be likely to bring: what comes in its time anyway. Where rows are padded a
-        place is saved for all or for none of them. A guess that is yet to be drafted will be right with chance ``further`` if
-        those before it are, so their hope must be so much higher."""
+        """Tokens that each of ``longest`` guesses must be expected to bring: as many as the batch emits in that time anyway.
+        Where rows are padded, space is saved for all rows or for none. A later guess is right with probability ``further`` if
+        those before it are, so the bar is higher by that much."""
         rate, levels, places = max(self.gains) * self.tokens[0] / self.seconds[0], list[float](), list[float]()
         for guess, place in zip(slopes(self.drafting[: longest + 1]), slopes(self.rests[: longest + 1]), strict=True):
             own = 0.0 if padded else min(rate * place / num_rows, TUNING.dearest)
@@ -110,7 +112,7 @@ class RoundForecast:
         return Doubt(tuple(levels), tuple(places), (trust,) * num_rows)
 
     def reason(self, length: int, budget: float) -> Reason:
-        """Why ``length`` was chosen, with what it promises; without a draft, what the most promising one would."""
+        """Why ``length`` was chosen, with the expected speed. Without a draft, the expected speed of the best one."""
         promising = length or self._promising
         numbers = {
             "length": promising,
@@ -133,8 +135,9 @@ def look_ahead(
     padded: bool,
     most: float = math.inf,
 ) -> RoundForecast:
-    """``drafting`` and ``rests`` are the parts of a round by length. A drafter that copies may find less than it was asked for,
-    ``found`` by position: a round costs the mean over what is found, not the cost of the mean, since passes have steps."""
+    """Forecast rounds by length. ``drafting`` and ``rests`` are seconds of the two parts of a round. A drafter that copies may
+    find fewer guesses than it was asked for (``found``, by position). So the cost of a round is the mean over the lengths
+    found. It is not the cost of the mean length, because pass costs rise in steps."""
     num_rows = len(survival)
     is_shared = padded or num_rows == 1  # where rows are padded, a place is there for all of them or for none
     somebody = found if is_shared else [1 - (1 - chance) ** num_rows for chance in found]
@@ -144,8 +147,8 @@ def look_ahead(
 
 
 def slopes(curve: Sequence[float]) -> list[float]:
-    """By place, what the next one costs on the way to whichever later one is the cheapest to go to: passes have steps, and
-    whoever pays for one gets all places up to the next. Those ways are the lower hull of the curve behind the place."""
+    """For each place, the cost per further place up to the cheapest later one. Pass costs rise in steps, and whoever pays for a
+    step gets every place up to the next step. These slopes are those of the lower convex hull of the curve behind the place."""
     found, hull = list[float](), [(len(curve) - 1, math.inf)]
     for at in range(len(curve) - 2, -1, -1):
         while (slope := (curve[hull[-1][0]] - curve[at]) / (hull[-1][0] - at)) >= hull[-1][1]:
@@ -156,5 +159,6 @@ def slopes(curve: Sequence[float]) -> list[float]:
 
 
 def _mean_cost(costs: Sequence[float], found: Sequence[float]) -> list[float]:
-    """By the length asked for, the mean of ``costs`` over the lengths found; ``found[k]``: the chance of more than k."""
+    """For each length asked for, the mean of ``costs`` over the lengths found. ``found[k]`` is the probability of more than k
+    guesses."""
     return list(accumulate(map(mul, found, map(sub, costs[1:], costs)), initial=costs[0]))

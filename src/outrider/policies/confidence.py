@@ -24,12 +24,12 @@ from outrider.policies.draft_law import probability_of
 from outrider.policies.lengths import depths_of, plan_of
 
 _FEWEST = 6
-"""Outcomes before the threshold moves."""
+"""Outcomes that are needed before the threshold moves."""
 
 
 @dataclass(frozen=True)
 class ConfidenceOptions:
-    """When a guess is unsure."""
+    """When a guess counts as unsure."""
 
     num_draft_tokens: int = 12
     """Most guesses of a round."""
@@ -54,12 +54,12 @@ class ConfidenceOptions:
 
 @final
 class ConfidenceStop(StopRule):
-    """Stops after an unsure guess; remembers how sure each was."""
+    """Stops a draft after an unsure guess, and remembers the probability of each guess."""
 
     def __init__(self, thresholds: Sequence[float]) -> None:
         self.thresholds = list(thresholds)
         self.seen: list[list[float]] = []
-        """Probability of the guess, by depth and row."""
+        """Probability of each guess, by depth and row."""
 
     def before(self, depth: int, law: Law) -> None:
         del depth, law
@@ -95,7 +95,7 @@ class _State(RowState):
 
 @final
 class Confidence(Policy):
-    """Plans long drafts with a rule that ends them."""
+    """Plans long drafts, which its stopping rule cuts short."""
 
     def __init__(self, options: ConfidenceOptions | None = None) -> None:
         self.options = options or ConfidenceOptions()

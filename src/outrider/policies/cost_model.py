@@ -5,8 +5,9 @@ target's pass. Prices (``core/prices.py``) give both. Where there are none, the 
 
     seconds(K, W) = pace * (draft(K) + rest(W)),      curve(x) = price(x) * factor(x)
 
-Factors are learnt where rounds have been. ``pace`` is what all lengths have in common: clocks, growing contexts, pieces of
-prompts in the pass. It is the median of the last few rounds, so that a length timed long ago compares with one timed now.
+Factors are learnt at the lengths that were played. ``pace`` is the part that all lengths share: clock frequency, growing
+contexts, pieces of prompts in the pass. It is the median over the last few rounds, so that a length timed long ago can be
+compared with one timed now.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from outrider.policies.tuning import TUNING
 
 @final
 class Curve:
-    """Seconds by place: prices times factors that were learnt where rounds have been, and hold nearby."""
+    """Seconds by place: prices times factors. Factors are learnt at places that were played, and also hold nearby."""
 
     def __init__(self, price: Callable[[float], float], *, weight: float) -> None:
-        """``weight``: the rounds that a price is worth."""
+        """``weight`` is the number of rounds that a price counts for."""
         self._price, self._weight = cache(price), weight
         self.cells: dict[int, Typical] = {}
         self._factors: list[tuple[float, float]] = [(0.0, 1.0)]
         self._surprises = [TUNING.optimism**2]
-        """Squared errors of what the first rounds at each place were expected to take."""
+        """Squared errors of the predicted seconds, for the first rounds at each place."""
 
     def add(self, place: int, seconds: float) -> None:
         """Learn from a round."""
@@ -58,7 +59,7 @@ class Curve:
 
     @property
     def contradicts(self) -> bool:
-        """Rounds say that the prices have the wrong shape."""
+        """Whether rounds show that the shape of the price curve is wrong."""
         known = [cell.value for cell in self.cells.values() if cell.count >= TUNING.run]
         return len(known) > 1 and max(known) > 2 * min(known)
 
@@ -66,7 +67,8 @@ class Curve:
         return self.table((place,))[0]
 
     def table(self, places: Iterable[int]) -> list[float]:
-        """Seconds at rising places. Factors lie on straight lines between those that were learnt, and go on level."""
+        """Seconds at rising places. Between learnt factors the factor is interpolated linearly, and beyond the last one it is
+        constant."""
         ends, found = iter([*self._factors[1:], (math.inf, self._factors[-1][1])]), list[float]()
         (at, factor), slope, end = self._factors[0], 0.0, self._factors[0][0]
         for place in places:
@@ -77,20 +79,20 @@ class Curve:
         return found
 
     def usual(self, place: int) -> float:
-        """What rounds have taken there, however few; what they should take where none has been."""
+        """Mean seconds of rounds at a place, however few there were; the predicted seconds where there were none."""
         cell = self.cells.get(place)
         return self.at(place) if cell is None else self._price(place) * cell.value
 
     def optimism(self, places: Iterable[int]) -> list[float]:
-        """The least part of its cost that each place may really cost: as wrong as first rounds have shown costs to be, and
-        known better with each round there."""
+        """For each place, the smallest share of its estimated cost that it may really have. It starts from the errors of first
+        rounds and tightens with every round at that place."""
         error, unknown = math.sqrt(fmean(self._surprises)), Typical()
         return [1 - error / (1 + self.cells.get(place, unknown).count) for place in places]
 
 
 @final
 class BatchCosts:
-    """The costs of rounds of about one batch size, with about as much of prompts in the pass."""
+    """Costs of rounds of about one batch size, with about the same number of prompt tokens in the pass."""
 
     def __init__(self, num_rows: int, prices: Prices | None = None, pace: float = 1.0) -> None:
         self.num_rows, self.prices, self.pace, self._checked = num_rows, prices, pace, pace
@@ -108,8 +110,8 @@ class BatchCosts:
 
     @property
     def trial(self) -> int | None:
-        """The length of a round that is needed to know costs; None where they are known. A new pace is checked by a plain
-        round: what looks like the pace of all lengths may be a wrong price of one."""
+        """Draft length of a round that is needed to measure costs; None where they are known. A new pace is confirmed by a
+        plain round, because what looks like a new pace may be one wrong price."""
         at, lengths = self._num_rounds, TUNING.calibration
         if self._is_priced:
             return 0 if abs(self.pace / self._checked - 1) > TUNING.outlier else None
@@ -120,8 +122,9 @@ class BatchCosts:
         return None if half and is_new and is_dear else lengths[at]
 
     def record(self, length: int, width: int, draft: float | None, rest: float) -> float:
-        """Learn from a round with so many guesses along the longest path, and for a row in the pass; ``draft`` is None where
-        the drafter was not asked, or had more to read than usual. Returns what such a round usually takes at this pace."""
+        """Learn from a round with so many guesses along the longest path and so many nodes of a row in the pass. ``draft`` is
+        None if the drafter was not asked, or had more to read than usual. Returns the usual seconds of such a round at the
+        present pace."""
         was_trial, self._num_rounds = not self._is_priced and self.trial is not None, self._num_rounds + 1
         if (self.prices or not was_trial) and (self.rest.knows(width) or len(self._recent) < TUNING.run):
             self._recent.append((rest + (draft or 0.0)) / self._usual(length, width, draft))
@@ -139,7 +142,7 @@ class BatchCosts:
         return self.rest.usual(width) + (self.draft.usual(length) if draft is not None else 0.0)
 
     def _settle(self) -> None:
-        """Trials are over: what they took are the prices. A drafter that found nothing is thought to cost nothing."""
+        """End the trials: the measured seconds become the prices. A drafter that found nothing is assumed to cost nothing."""
         passes = [(float(at), self.rest.at(at)) for at in sorted(self.rest.cells)]
         if len(passes) == 1:
             passes.append((passes[0][0] + 1, 1.1 * passes[0][1]))
@@ -150,21 +153,23 @@ class BatchCosts:
 
     @property
     def plain(self) -> float:
-        """Seconds of a round that does not draft, at pace 1. It may not have been timed for long, but never takes longer than
-        one with a guess: else nothing would show that drafting does not pay."""
+        """Seconds of a plain round at pace 1. It may not have been timed for long, but it never takes longer than a round with
+        one guess. Otherwise nothing could show that drafting does not pay."""
         return min(self.rest.table((0, 1)))
 
 
 @final
 class CostModel:
-    """Costs by batch size, four sizes to a doubling, and by places of prompts. They belong to the machine, not to a text."""
+    """Costs by batch size, four sizes to a doubling, and by prompt tokens in the pass. They belong to the machine, not to a
+    text."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self.prices = prices
         self._known: dict[tuple[int, int], BatchCosts] = {}
 
     def of(self, num_rows: int, num_places: int = 0) -> BatchCosts:
-        """Without prices new costs begin as the nearest ones if their size is within a fifth, and are else measured."""
+        """The costs of a batch size. Without prices, a new size starts from the nearest one within a fifth of it, or is
+        measured."""
         key = round(4 * math.log2(num_rows)), num_places
         if key not in self._known:
             nearest = min(self._known, key=lambda one: (abs(one[0] - key[0]), abs(one[1] - num_places)), default=None)

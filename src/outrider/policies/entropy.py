@@ -31,12 +31,12 @@ from outrider.policies.lengths import depths_of, plan_of
 
 @dataclass(frozen=True)
 class EntropyOptions:
-    """How sharp is sharp enough."""
+    """How low the entropy must be for another guess."""
 
     num_draft_tokens: int = 12
     """Most guesses of a round."""
     min_draft_tokens: int = 1
-    """Guesses drawn whatever the entropy."""
+    """Guesses that are drawn whatever the entropy is."""
     level: float = 0.7
     """Estimated acceptance below which nothing is drawn, to begin with."""
     gamma: float = 0.2
@@ -60,7 +60,7 @@ class EntropyOptions:
 
 @final
 class EntropyStop(StopRule):
-    """Draws only where the law is sharp."""
+    """Stops a draft before a guess whose law has too much entropy."""
 
     def __init__(self, levels: Sequence[float], options: EntropyOptions) -> None:
         self.levels = list(levels)
@@ -90,7 +90,7 @@ class _State(RowState):
 
 @final
 class Entropy(Policy):
-    """Plans long drafts with a rule that ends them."""
+    """Plans long drafts, which its stopping rule cuts short."""
 
     def __init__(self, options: EntropyOptions | None = None) -> None:
         self.options = options or EntropyOptions()

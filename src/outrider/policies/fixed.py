@@ -1,4 +1,4 @@
-"""The same draft length every round."""
+"""Fixed draft length: every round asks for the same number of guesses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.core.reason import Reason, ReasonCode
 
 @dataclass(frozen=True)
 class FixedOptions:
-    """How long."""
+    """The draft length, and the size of a tree."""
 
     num_draft_tokens: int = 4
     """Guesses along one path, K."""

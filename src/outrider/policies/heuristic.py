@@ -1,4 +1,4 @@
-"""Two more after a draft that was accepted whole, one fewer after any other.
+"""Draft two guesses more after a fully accepted draft, and one fewer after any other.
 
 The rule of Hugging Face's assisted generation: the length climbs while the drafter is right and sinks slowly where it is
 not, so it hovers near the number of guesses that usually survive. It knows nothing of what a guess costs; a drafter that is
@@ -23,7 +23,7 @@ from outrider.policies.lengths import captured_lengths, depths_of, plan_of
 
 @dataclass(frozen=True)
 class HeuristicOptions:
-    """Where to start and how far to go."""
+    """The first length, its bounds, and how fast it changes."""
 
     num_draft_tokens: int = 4
     """Guesses of a request's first round."""
@@ -32,9 +32,9 @@ class HeuristicOptions:
     max_draft_tokens: int = 20
     """Most guesses."""
     increase: int = 2
-    """Guesses more after a draft that was accepted whole."""
+    """Guesses added after a fully accepted draft."""
     decrease: int = 1
-    """Guesses fewer after any other draft."""
+    """Guesses removed after any other draft."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
 
@@ -61,7 +61,7 @@ class Lengths(RowState):
 
 @final
 class Heuristic(Policy):
-    """Up by two, down by one."""
+    """Raises the length by two after a fully accepted draft and lowers it by one after any other."""
 
     def __init__(self, options: HeuristicOptions | None = None) -> None:
         self.options = options or HeuristicOptions()

@@ -1,4 +1,4 @@
-"""Lengths and trees: from a length per row to a plan, and from a draft back to the length it reached."""
+"""Draft lengths and trees: from the lengths of rows to a plan, and from a draft back to the length it reached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def plan_of(
     doubt: Doubt | None = None,
     reason: Reason | None = None,
 ) -> Plan:
-    """``num_tree_nodes`` nodes at the longest depth, in proportion at a shorter one; without it, as many as along one path."""
+    """A plan with these lengths. A row of the longest length gets ``num_tree_nodes`` nodes, shorter ones proportionally fewer.
+    Without that option, a row gets as many nodes as guesses along one path."""
     reason = reason or Reason(ReasonCode.RULE, {"length": max(lengths, default=0)})
     if num_tree_nodes is None:
         return Plan(tuple(lengths), tuple(lengths), stop, doubt, reason)
@@ -29,12 +30,12 @@ def plan_of(
 
 
 def nodes_of(length: int, spread: float) -> int:
-    """Guesses in all of a tree so deep, with ``spread`` guesses to a level in the mean, and at least one."""
+    """Number of guesses of a tree of this depth, with ``spread`` guesses per level on average, and at least one."""
     return max(length, math.ceil(spread * length - 1e-9))
 
 
 def spreads_of(longest: int, num_tree_nodes: int | None) -> list[float]:
-    """Guesses to a level of trees that may be planned: one, as in a chain, and halves of the most that there may be."""
+    """Guesses per level of the trees that may be planned: one, as in a chain, and repeated halves of the largest number."""
     spread, found = (num_tree_nodes or 0) / longest, [1.0]
     while spread > 1:
         found.insert(1, spread)

@@ -28,7 +28,7 @@ from outrider.policies.rates import PositionRates, Typical, reach_of
 
 @dataclass(frozen=True)
 class OptimalOptions:
-    """Bounds of the length, and what is believed before anything was measured."""
+    """Bounds of the length, and the acceptance rate assumed before any measurement."""
 
     num_draft_tokens: int = 16
     """Most guesses of a round."""
@@ -37,7 +37,7 @@ class OptimalOptions:
     prior_acceptance: float = 0.7
     """Acceptance assumed of a new request; worth five tested guesses."""
     horizon: int = 50
-    """Tested guesses that count: a larger number is steadier, a smaller one follows the text faster."""
+    """Tested guesses that count. A larger number is steadier, a smaller one follows the text faster."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
 
@@ -62,7 +62,7 @@ class _State(RowState):
 
 @final
 class LengthCosts:
-    """Seconds of a round by its draft length, from rounds. A length that was not played lies on the line of its neighbours."""
+    """Seconds of a round by its draft length, learnt from rounds. Lengths that were never played are interpolated linearly."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Typical] = {}
@@ -71,7 +71,8 @@ class LengthCosts:
         self._seen.setdefault(length, Typical()).add(seconds)
 
     def table(self, longest: int) -> list[float]:
-        """Of 0, 1, ... guesses. Where one length was played, a guess is thought to take a tenth of a round without any."""
+        """Seconds of rounds with 0, 1, ... guesses. If only one length was played, a guess is assumed to take a tenth of a
+        plain round."""
         points = [(float(length), seen.value) for length, seen in sorted(self._seen.items())] or [(0.0, 1.0)]
         if len(points) == 1:
             ((length, seconds),) = points
@@ -81,7 +82,7 @@ class LengthCosts:
 
 @final
 class Optimal(Policy):
-    """Argmax of expected tokens over expected seconds. ``costs`` (by batch size) outlive requests."""
+    """Plans the length with the most expected tokens per expected second. Its costs (by batch size) outlive requests."""
 
     def __init__(self, options: OptimalOptions | None = None) -> None:
         self.options = options or OptimalOptions()

@@ -18,7 +18,7 @@ from typing import final
 from outrider.policies.tuning import TUNING
 
 Outcome = tuple[int, bool]
-"""What a round showed: how many positions succeeded, and whether the next one was tested and failed."""
+"""Outcome of a round: how many positions succeeded, and whether the next one was tested and failed."""
 
 
 @final
@@ -27,12 +27,12 @@ class PositionRates:
     """Mean and weight of the evidence at each position."""
 
     horizon: float
-    """Tests that count, about: the weight that evidence seen every round settles at."""
+    """Number of tests that count: the weight at which evidence settles if every round tests the position."""
     means: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
     def record(self, *rounds: Outcome) -> None:
-        """Learn from rounds; what was known before them fades by as many."""
+        """Learn from rounds. Earlier evidence fades by as many rounds."""
         self.fade(len(rounds))
         for num_passed, failed in rounds:
             missing = [0.0] * (num_passed + failed - len(self.means))
@@ -43,14 +43,14 @@ class PositionRates:
                 self.means[position] += ((position < num_passed) - self.means[position]) / self.weights[position]
 
     def fade(self, num_rounds: float) -> None:
-        """Trust what was seen a little less, as after so many rounds without evidence."""
+        """Let the evidence fade as after so many rounds without a test."""
         keep = (1 - 1 / self.horizon) ** num_rounds
         self.weights = [keep * weight for weight in self.weights]
 
     def inherited(self, prior: Sequence[float]) -> list[float]:
-        """Rates at ``len(prior)`` positions, each drawn to the prior where evidence is thin. Where a rate is better or worse
-        than the prior, the next one is expected to be so too. No prior promises certainty: every further guess would look
-        free."""
+        """Rates at ``len(prior)`` positions. Where evidence is thin, a rate is drawn towards its prior. If one rate is above or
+        below its prior, the next position is expected to deviate in the same direction. No rate becomes 1, or every further
+        guess would look free."""
         rates, shift, prior_weight, most = list[float](), 0.0, TUNING.prior_weight, 1 - 1 / TUNING.memory
         for mean, seen, weight in zip_longest(prior, self.means[: len(prior)], self.weights[: len(prior)], fillvalue=0.0):
             rate = (weight * seen + prior_weight * min(max(mean + shift, 0.0), most)) / (weight + prior_weight)
@@ -70,8 +70,8 @@ def reach_of(rates: Sequence[float]) -> list[float]:
 @final
 @dataclass
 class Typical:
-    """A running mean of positive numbers that outliers hardly move. The first may be slow, so the second may correct it, and a
-    run of outliers on one side is believed."""
+    """A running mean of positive numbers that resists outliers. The first number may be too large, so the second may correct
+    it. Several outliers in a row on the same side are believed."""
 
     value: float = 0.0
     count: int = 0

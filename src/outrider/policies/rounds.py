@@ -1,4 +1,4 @@
-"""A round as the default policy remembers it until it has time to learn from it."""
+"""A round as the default policy stores it until it has time to learn from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.policies.lengths import depths_of
 
 @final
 class SeenRound(NamedTuple):
-    """What is kept of an observation: nothing large, so no scores."""
+    """The parts of an observation that are kept: small ones only, so no scores."""
 
     plan: Plan | None
     tree: TokenTree
@@ -36,8 +36,9 @@ class SeenRound(NamedTuple):
         return self.plan is not None and self.plan.reason is not None and self.plan.reason.code is ReasonCode.PROBE
 
     def shape(self) -> tuple[Sequence[int], Sequence[int], int, int]:
-        """Guesses along a path that each row was asked for, and that it found; those along the longest path, and those of a row
-        in the pass. Where there were others beside the paths, as many as were asked for: their number follows the plan."""
+        """Shape of the draft: per row the guesses along a path that were asked for and found, then those along the longest
+        path, and those of a row in the pass. A tree counts as many guesses as were asked for, since their number follows the
+        plan."""
         tree, found, plan = self.tree, depths_of(self.tree), self.plan
         length = max(found)
         width = max(round(sum(found) / len(found)), min(length, 1))

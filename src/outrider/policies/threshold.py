@@ -1,7 +1,8 @@
-"""Draft until some guess has probably been rejected already: every further one would then be wasted.
+"""Stop drafting once an earlier guess has probably been rejected, since further guesses would be wasted.
 
-The chance that all guesses so far are accepted is the product of their predicted acceptance probabilities; when its complement
-passes a bound, drafting stops. (Huang et al. 2024, "SpecDec++", arXiv 2405.19715, who show that a bound of this form is best.)
+The predicted probability that all guesses so far are accepted is the product of their acceptance probabilities. Drafting stops
+when its complement passes a bound. (Huang et al. 2024, "SpecDec++", arXiv 2405.19715, who show that a bound of this form is
+best.)
 
     stop after guess k if  1 - prod_{i <= k} a_i > h
 
@@ -33,12 +34,12 @@ Predictor = Callable[[Law, Tensor], Sequence[float]]
 
 @dataclass(frozen=True)
 class ThresholdOptions:
-    """How likely a rejection must be."""
+    """How likely an earlier rejection must be before drafting stops."""
 
     num_draft_tokens: int = 12
     """Most guesses of a round."""
     min_draft_tokens: int = 1
-    """Guesses drawn whatever is predicted."""
+    """Guesses that are drawn whatever is predicted."""
     threshold: float = 0.7
     """Probability of an earlier rejection above which drafting stops, h."""
     head: str | None = None
@@ -56,7 +57,7 @@ class ThresholdOptions:
 
 @final
 class ThresholdStop(StopRule):
-    """Multiplies predictions along each row's path."""
+    """Multiplies the predicted acceptance probabilities along each row's path."""
 
     def __init__(self, options: ThresholdOptions, predict: Predictor, num_rows: int) -> None:
         self.options = options
@@ -77,7 +78,7 @@ class ThresholdStop(StopRule):
 
 @final
 class Threshold(Policy):
-    """Plans long drafts with a rule that ends them."""
+    """Plans long drafts, which its stopping rule cuts short."""
 
     def __init__(self, options: ThresholdOptions | None = None, *, predictor: Predictor = probability_of) -> None:
         self.options = options or ThresholdOptions()

@@ -1,4 +1,4 @@
-"""The options of the default policy, and its constants, all of them."""
+"""The options of the default policy, and all its constants."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from outrider.policies.checks import check_between, check_count, check_nodes
 @final
 @dataclass(frozen=True)
 class Tuning:
-    """What the default policy assumes of machines and texts. Options of a user are in ``AdaptiveOptions``."""
+    """Constants of the default policy about machines and texts. User options are in ``AdaptiveOptions``."""
 
     memory: float = 200.0
-    """Rounds that count in a cost, and in the acceptance that requests share."""
+    """Number of recent rounds that count in a cost, and in the acceptance rates shared by all requests."""
     prior_weight: float = 10.0
-    """Tests that a prior is worth. Few, so that the first rounds of a request count."""
+    """Number of tests that a prior counts for. It is small, so that the first rounds of a request matter."""
     wider: float = 0.7
-    """Misses of a level with twice as many guesses, for each miss without them, before any was tested."""
+    """Assumed misses of an untested level with twice as many guesses, per miss of the present level."""
     run: int = 5
-    """Rounds that it takes to learn something: the pace of the moment, or what a length costs. So many plain rounds may be lost
-    before anything was gained; three times as many are the most that is saved up."""
+    """Rounds that it takes to learn something: the present pace, or the cost of a length. As many plain rounds may be lost
+    before anything was gained. Savings are limited to three times as many."""
     outlier: float = 0.3
-    """A round moves a cost by no more than if it had differed by this share."""
+    """A single round changes a cost at most as if it had differed by this share."""
     optimism: float = 0.1
-    """A length that was never timed may take this much less than its price says, before rounds show how wrong prices are."""
+    """Share by which a length that was never timed may be cheaper than its price, until rounds show how wrong prices are."""
     margin: float = 0.05
-    """Part of its risk that a draft must promise to gain, and part of the best speed that makes no difference."""
+    """Share of its risk that a draft must be expected to gain. Also the share of the best speed that counts as equal."""
     thinking: float = 0.005
-    """Part of the time that learning and deciding may take."""
+    """Share of the time that learning and planning may take."""
     dearest: float = 0.5
-    """Plain rounds that a guess may cost: no estimate may end every draft at once, or nothing is ever measured again."""
+    """Most plain rounds that one guess may be estimated to cost. Without a limit, one bad estimate could end all drafting, and
+    nothing would ever be measured again."""
     calibration: tuple[int, ...] = (0, 1, 1, 0, 4, 4, 8, 8)
-    """Lengths of the first rounds where there are no prices. One is left out where half of it takes two plain rounds."""
+    """Draft lengths of the first rounds where there are no prices. A length is skipped if half of it already takes two plain
+    rounds."""
 
 
 TUNING = Tuning()
@@ -41,18 +43,18 @@ TUNING = Tuning()
 
 @dataclass(frozen=True)
 class AdaptiveOptions:
-    """How far to go, and how much to spend on finding out."""
+    """How long drafts may be, and how much time may be spent on finding out what pays."""
 
     num_draft_tokens: int = 16
     """Most guesses of a round."""
     probe_share: float = 0.005
-    """Share of the time that may be lost on asking a drafter that does not pay, to see whether it does again."""
+    """Share of the time that may be lost on probes: drafts that are not expected to pay, made to see whether they do now."""
     loss_share: float = 0.01
     """Share of the time that speculation may lose against plain decoding before it is suspended."""
     prior_acceptance: float = 0.7
-    """Acceptance assumed before any guess was tested; worth ten tests."""
+    """Acceptance rate assumed before any guess was tested. It counts for ten tests."""
     horizon: int = 50
-    """Rounds of a request that count: a larger number is steadier, a smaller one follows the text faster."""
+    """Number of recent rounds of a request that count. A larger number is steadier, a smaller one follows the text faster."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
 

@@ -1,1 +1,1 @@
-"""What rounds cost on this machine, found out before real ones are served."""
+"""Costs of rounds on this machine, measured before the first requests are served."""

@@ -35,21 +35,22 @@ if TYPE_CHECKING:
     from outrider.engine.captured_rounds import RoundGraphs
 
 Wanted = Sequence[tuple[int, Sequence[int]]]
-"""Rows, and guesses that rounds of so many rows are timed with. The most telling come first, for a model that is slow."""
+"""Numbers of rows, and the draft lengths to time for each. The most informative ones come first, because a slow model may not
+get through all of them."""
 Table = Mapping[int, Mapping[int, Cost]]
-"""What was timed: costs by rows and guesses."""
+"""Measured costs by number of rows and guesses."""
 
 _PASSES: Wanted = [(1, (nodes - 1,)) for nodes in (1, 8, 64, 4, 16, 32, 2, 256)]
 _DRAFTS: Wanted = [(1, (1, 2, 4, 8)), (8, (1, 4)), (32, (1, 4))]
 _CAPTURED: Wanted = [(1, (0, 4)), (8, (0, 4)), (64, (0, 4)), (1, (1, 8, 2)), (8, (1, 8, 2)), (64, (1, 8, 2))]
 _TRIED, _TOO_DEAR = (0, 4), 1.25
-"""Guesses of the rounds of one row that kept prices are tried with, and how many times what a round takes they may say."""
+"""Draft lengths of one row with which stored prices are checked, and by what factor they may exceed the measured time."""
 _BUDGET = {"cpu": 0.3, "cuda": 8.0}
-"""Seconds after which no further price is measured. On a GPU most of them go by while kernels are compiled and graphs captured,
-which the first requests would have waited for."""
+"""Seconds after which no further price is measured. On a GPU most of this time goes into compiling kernels and capturing
+graphs, for which the first requests would have waited."""
 _SHORTEST_CONTEXT = 256
 _KIND = "drafts are chains of different tokens"
-"""What prices mean. Those that were kept with another meaning are not read."""
+"""Version of the meaning of prices. Stored prices with another version are ignored."""
 
 
 def expect_prices(
@@ -59,8 +60,8 @@ def expect_prices(
     graphs_of: Callable[[Method], RoundGraphs | None],
     prices: KnownPrices,
 ) -> None:
-    """The method's policy will find its prices. ``graphs_of`` says how a method is captured, None where the host drives it.
-    ``prices`` has what was read for other methods on these models."""
+    """Give the method's policy its prices. ``graphs_of`` captures a method; it returns None where the host drives rounds.
+    ``prices`` holds what was read for other methods on these models."""
     known = ref(method)  # captured rounds hold the policy, and live as long as their method
 
     def graphs() -> RoundGraphs | None:
@@ -73,36 +74,37 @@ def expect_prices(
 @final
 @dataclass(eq=False)
 class KnownPrices:
-    """What was read in this process, for all methods on the same models."""
+    """Prices that this process has read, for all methods on the same models."""
 
     by_path: dict[Path, Prices] = field(default_factory=dict[Path, Prices])
     is_serving: bool = False
-    """Whether requests would wait while rounds are timed. Then drafts without kept prices are timed by the rounds they make."""
+    """Whether requests are being served and would wait for timed rounds. If so, drafts without stored prices are measured by
+    the rounds themselves."""
 
     def of_passes(self) -> Prices | None:
-        """Prices of passes alone, which all methods that the host drives have in common."""
+        """Prices of passes alone, which all host-driven methods share."""
         return next((Prices(known.passes) for known in self.by_path.values()), None)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Rehearsal(PriceSource):
-    """The prices of a method on a target, from the cache folder or from a rehearsal."""
+    """The prices of a method on a target, from the cache folder or from timed rounds."""
 
     target: Target
     drafter: Drafter
     label: Mapping[str, Any]
-    """What tells the models and the method from others."""
+    """Text that identifies the models and the method."""
     graphs: Callable[[], RoundGraphs | None] = lambda: None
     """The captured rounds; None where the host drives rounds."""
     folder: Path = field(default_factory=cache_folder)
     clock: Callable[[], float] = own_seconds
     known: KnownPrices = field(default_factory=KnownPrices)
-    """Prices that were read and tried in this process. They are not tried again: requests would wait for it."""
+    """Prices that were read and checked in this process. They are not checked again, because requests would wait for it."""
 
     @property
     def path(self) -> Path:
-        """Where these prices are kept."""
+        """File of these prices."""
         target, device = self.target, self.target.device
         shape = [type(target).__name__, target.num_layers, target.vocab_size, target.max_len, str(target.dtype)]
         machine = [processor(), isa_here().flags, torch.get_num_threads(), os.environ.get("OUTRIDER_NATIVE", "")]
@@ -120,7 +122,7 @@ class Rehearsal(PriceSource):
         return prices
 
     def _timed_now(self, nodes_of: Callable[[int], int]) -> Prices | None:
-        """Those that were kept, if they hold, or new ones. While requests are served, nothing is timed."""
+        """The stored prices if they hold, or new ones. Nothing is timed while requests are served."""
         graphs, known = self.graphs(), _stored(self.path)
         if self.known.is_serving:
             return known or (self.known.of_passes() if graphs is None else None)
@@ -142,14 +144,15 @@ class Rehearsal(PriceSource):
         return _BUDGET.get(self.target.device.type, _BUDGET["cpu"])
 
     def _measured(self, rounds: Trial, nodes_of: Callable[[int], int]) -> Prices | None:
-        """Prices of whole rounds, which are all passes."""
+        """Measured prices of whole rounds, on a device."""
         table = self._timed(rounds, _CAPTURED)
         drafts = {rows: {length: cost for length, cost in row.items() if length} for rows, row in table.items()}
         passes = {rows: {nodes_of(length): cost for length, cost in row.items()} for rows, row in table.items()}
         return _prices(passes, drafts)
 
     def _measured_apart(self, passes: Trial) -> Prices | None:
-        """Prices of passes and of the drafter. A drafter that finds nothing in made-up text, or refuses it, has no price."""
+        """Measured prices of passes and of the drafter. A drafter that finds nothing in made-up text, or refuses it, has no
+        price."""
         table = self._timed(passes, _PASSES)
         if not self._drafts_alike:
             return _prices(table, {})
@@ -159,7 +162,8 @@ class Rehearsal(PriceSource):
             return _prices(table, {})
 
     def _timed(self, trial: Trial, wanted: Wanted) -> Table:
-        """Measures as many of the costs as there is time for. The first takes at most half of it, or serving will tell."""
+        """Measure as many of the costs as there is time for. The first one may take half of the time at most; otherwise the
+        rounds of real requests will tell."""
         end, table = self.clock() + self._budget, dict[int, dict[int, Cost]]()
         for rows, guesses in wanted:
             for length, cost in _until(trial.rounds(rows, guesses), lambda: self.clock() < end):
@@ -170,11 +174,12 @@ class Rehearsal(PriceSource):
 
     @property
     def _drafts_alike(self) -> bool:
-        """Whether drafting made-up text tells what drafting costs."""
+        """Whether drafting made-up text costs what drafting real text costs."""
         return not (self.drafter.memories or self.drafter.never_guesses)
 
     def _are_too_dear(self, known: Prices, passes: Trial, drafts: Trial | None, nodes_of: Callable[[int], int]) -> bool:
-        """Whether rounds or drafts take much less than these prices say. A slow model is not asked: it would begin late."""
+        """Whether rounds or drafts take much less time than these prices say. A slow model is not checked, because serving
+        would start late."""
         if len(_TRIED) * sum(known.passing(1, nodes_of(length)) for length in _TRIED) > self._budget / 2:
             return False
         if any(known.passing(1, nodes_of(length)) > _TOO_DEAR * cost.rest for length, cost in passes.rounds(1, _TRIED)):
@@ -185,12 +190,12 @@ class Rehearsal(PriceSource):
 
 
 def _same(length: int) -> int:
-    """A chain has as many guesses as it is long."""
+    """The number of guesses of a chain is its length."""
     return length
 
 
 def _until(costs: Iterator[tuple[int, Cost]], has_time: Callable[[], bool]) -> Iterator[tuple[int, Cost]]:
-    """As long as there is time, and one more."""
+    """Yields items as long as there is time, and one more."""
     for cost in costs:
         yield cost
         if not has_time():
@@ -198,7 +203,7 @@ def _until(costs: Iterator[tuple[int, Cost]], has_time: Callable[[], bool]) -> I
 
 
 def _prices(passes: Table, drafts: Table) -> Prices | None:
-    """None where not even two passes could be timed in the time there was."""
+    """Prices from the measured costs; None if there was no time for two passes."""
     if sum(map(len, passes.values())) < 2:
         return None
     rest = {rows: {place: cost.rest for place, cost in row.items()} for rows, row in passes.items()}
@@ -211,13 +216,14 @@ def _surface(seconds: Mapping[int, Mapping[int, float]]) -> Surface:
 
 
 def _points(curve: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-    """Points by rising place. More work never takes less time, so a place takes at most what later ones do."""
+    """Points by rising place. More work never takes less time, so a price is lowered to that of the next larger place if that
+    was cheaper."""
     places = sorted(curve)
     return tuple((float(place), min(curve[later] for later in places[i:])) for i, place in enumerate(places))
 
 
 def weight_of(name: str) -> str:
-    """What tells a model's files from others of another size: their bytes, or the name where there are none here."""
+    """Identifies a model's files by their size in bytes, or by the name if there are no files here."""
     path = Path(name).expanduser()
     files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.bin")]
     return str(sum(file.stat().st_size for file in files)) if files else name

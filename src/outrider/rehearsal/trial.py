@@ -1,4 +1,4 @@
-"""Rounds of made-up requests, timed: what a round of so many rows with so many guesses takes, on the host and on a device.
+"""Timed rounds of made-up requests: the seconds of a round by number of rows and guesses, on the host and on a device.
 
 A time is the least of a few rounds, since neighbours only ever add to it. Nothing that was emitted is kept. On the host a round
 has two parts, the drafter's and all the rest. On a device it is one graph, so the whole of it is the rest. Rows and guesses
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from outrider.engine.captured_rounds import RoundGraphs
 
 _REPEATS = 4
-"""Rounds of a time. The first is not counted: a pass of another width than the ones before is slow."""
+"""Rounds per measurement. The first is not counted, because the first pass of a new width is slow."""
 _PROMPT_LEN = 16
 _STRIDE = 7919
-"""Distance of neighbours among made-up tokens: a prime number, so that few tokens come twice in any vocabulary."""
+"""Distance between neighbouring made-up tokens. It is a prime number, so that few tokens repeat in any vocabulary."""
 
 
 class Cost(NamedTuple):
@@ -47,13 +47,13 @@ class Trial(ABC):
 
     @abstractmethod
     def rounds(self, num_rows: int, guesses: Sequence[int]) -> Iterator[tuple[int, Cost]]:
-        """The cost of a round of ``num_rows`` requests with each of these numbers of guesses along a path, one by one. Numbers
-        that cannot be drafted are left out."""
+        """The cost of a round of ``num_rows`` requests, for each of these draft lengths in turn. Lengths that cannot be drafted
+        are skipped."""
 
 
 @final
 class HostTrial(Trial):
-    """Rounds of the engine."""
+    """Times host-driven rounds of the engine."""
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
         self._target, self._drafter = target, drafter
@@ -76,8 +76,8 @@ class HostTrial(Trial):
 
 @final
 class DeviceTrial(Trial):
-    """Captured rounds of empty slots. They stand still, behind two tokens of text, and do all that other rounds do. They take
-    no memory of their own: empty slots share a page."""
+    """Times captured rounds of empty slots. The slots stay at a text of two tokens, and do everything else that real rounds do.
+    They need no memory of their own, since empty slots share a page."""
 
     def __init__(self, graphs: RoundGraphs) -> None:
         self._graphs = graphs
@@ -91,13 +91,14 @@ class DeviceTrial(Trial):
 
 
 def made_up(num_rows: int, num_tokens: int, vocab_size: int) -> Tensor:
-    """Texts [num_rows, num_tokens] of tokens that are as different as the vocabulary allows."""
+    """Texts [num_rows, num_tokens] whose tokens differ as much as the vocabulary allows."""
     return (_STRIDE * torch.arange(1, num_rows * num_tokens + 1)).view(num_rows, num_tokens) % vocab_size
 
 
 @contextmanager
 def different_texts(graphs: RoundGraphs, num_rows: int) -> Iterator[None]:
-    """Empty slots hold different texts for a while. Else all have one token, and wake few experts in the rounds of others."""
+    """Give empty slots different texts for a while. If all had the same token, a mixture of experts would use too few
+    experts."""
     tokens = graphs.frame(num_rows).tokens[:, :2]
     tokens.copy_(made_up(num_rows, 2, graphs.target.vocab_size))
     try:
@@ -119,7 +120,7 @@ def _replayed(graphs: RoundGraphs, num_rows: int, num_guesses: int) -> float:
 
 @final
 class _Told(Policy):
-    """Plans what it is told."""
+    """A policy that plans what it was told to."""
 
     next: Plan
 
@@ -137,7 +138,7 @@ class _Told(Policy):
 
 @final
 class Chains(Drafter):
-    """Guesses a chain of different tokens, whatever the text, in no time."""
+    """A drafter that guesses a chain of different tokens for any text, in no time."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
     shape: ClassVar = Shape.CHAIN

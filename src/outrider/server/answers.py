@@ -19,7 +19,7 @@ from outrider.server.prompt_scores import PromptToken
 from outrider.server.transcript import Added
 
 
-class Answer(ABC):
+class AnswerBuilder(ABC):
     """Builds the answer to one order from its deltas."""
 
     def __init__(self, order: Order, *, model: str, codec: TextCodec, include_usage: bool = False) -> None:
@@ -79,7 +79,7 @@ class Answer(ABC):
         }
 
 
-class ChoicesAnswer(Answer, ABC):
+class ChoicesAnswer(AnswerBuilder, ABC):
     """An answer that is a list of choices, or chunks of them."""
 
     prefix: str

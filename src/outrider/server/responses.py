@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from outrider.codecs.json_calls import Meaning, Piece
-from outrider.server.answers import Answer
+from outrider.server.answers import AnswerBuilder
 from outrider.server.chat_answers import ChatAnswer
 from outrider.server.failures import ApiError
 from outrider.server.json_text import json_text
@@ -52,7 +52,7 @@ class OutputItem:
 
 
 @final
-class ResponseAnswer(Answer):
+class ResponseAnswer(AnswerBuilder):
     """Reads an answer as the chat API does and writes it as items."""
 
     def __init__(self, order: Order, *, asked: ResponsesRequest, **more: Any) -> None:

@@ -24,7 +24,7 @@ from outrider.engine.replace_drafter import Learner
 from outrider.engine.scheduler import Scheduler
 from outrider.methods import METHODS
 from outrider.policies.fixed import Fixed, FixedOptions
-from outrider.server.answers import Answer
+from outrider.server.answers import AnswerBuilder
 from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError, busy, late
 from outrider.server.intake import Intake
@@ -134,7 +134,7 @@ class Service:
         self.audit.close()
 
     async def answer(
-        self, http: HttpRequest, order: Coroutine[Any, Any, Order], make_answer: Callable[[Order], Answer], *, stream: bool
+        self, http: HttpRequest, order: Coroutine[Any, Any, Order], builder: Callable[[Order], AnswerBuilder], *, stream: bool
     ) -> Response:
         """Run a request from order to answer."""
         try:
@@ -149,7 +149,7 @@ class Service:
             if made is None:
                 return Response(status_code=_CLIENT_LEFT)
             self.metrics.prompt_tokens.inc(made.num_prompt_tokens)
-            run = _Run(self, http, self.worker.submit(made), make_answer(made))
+            run = _Run(self, http, self.worker.submit(made), builder(made))
             return await (run.stream() if stream else run.whole())
         finally:
             if run is None or not run.is_streaming:
@@ -183,7 +183,7 @@ class Service:
 class _Run:
     """One running request."""
 
-    def __init__(self, service: Service, http: HttpRequest, ticket: Ticket, answer: Answer) -> None:
+    def __init__(self, service: Service, http: HttpRequest, ticket: Ticket, answer: AnswerBuilder) -> None:
         self.service, self.http, self.ticket, self.answer = service, http, ticket, answer
         self.is_streaming = False
         self._first: float | None = None

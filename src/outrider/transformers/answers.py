@@ -13,7 +13,7 @@ from outrider.core.errors import OptionError
 from outrider.core.report import Progress
 from outrider.transformers.hf_options import Answer
 from outrider.transformers.hf_processors import bound
-from outrider.transformers.hf_prompts import Prompts
+from outrider.transformers.hf_prompts import PaddedPrompts
 
 _FILLER = 0
 """Stands for padding where rows end at different lengths and the model has no padding token."""
@@ -23,7 +23,7 @@ _FILLER = 0
 class Columns:
     """New tokens of all rows. A streamer gets them column by column, as plain ``generate`` would give them."""
 
-    def __init__(self, prompts: Prompts, wanted: Answer, streamer: Any = None) -> None:
+    def __init__(self, prompts: PaddedPrompts, wanted: Answer, streamer: Any = None) -> None:
         self._prompts, self._wanted, self._streamer = prompts, wanted, streamer
         self._rows: list[list[int]] = [[] for _ in prompts.rows]
         self._is_done = [False] * prompts.num_rows
@@ -64,7 +64,7 @@ class Columns:
 class Scorebook:
     """Logits and processed scores of every new token. Rows that have ended hold zeros."""
 
-    def __init__(self, prompts: Prompts, wanted: Answer, processors: Sequence[Any], vocab_size: int) -> None:
+    def __init__(self, prompts: PaddedPrompts, wanted: Answer, processors: Sequence[Any], vocab_size: int) -> None:
         self._prompts, self._wanted, self._vocab_size = prompts, wanted, vocab_size
         self._processors = [bound(processors, row) for row in range(prompts.num_rows)]
         self._logits: list[list[Tensor]] = [[] for _ in prompts.rows]
@@ -110,7 +110,7 @@ def finished(sequences: Tensor, book: Scorebook, wanted: Answer) -> Any:
     return cast("Any", GenerateDecoderOnlyOutput)(sequences=sequences, scores=book.scores(), logits=book.logits())
 
 
-def check_padding(prompts: Prompts, wanted: Answer, *, may_end_early: bool) -> None:
+def check_padding(prompts: PaddedPrompts, wanted: Answer, *, may_end_early: bool) -> None:
     """Refuse a batch whose rows may end at different lengths where no padding token is known."""
     if wanted.pad_id is None and may_end_early and prompts.num_rows > 1:
         raise OptionError("rows of the batch may end at different lengths, and there is no padding token; set pad_token_id")

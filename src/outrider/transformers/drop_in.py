@@ -28,7 +28,7 @@ from outrider.transformers.hf_held import Held
 from outrider.transformers.hf_noise import TorchNoise
 from outrider.transformers.hf_options import Answer, Caller, answer_of, check_options, check_room
 from outrider.transformers.hf_processors import Processing, processing_of, try_processors
-from outrider.transformers.hf_prompts import Prompts
+from outrider.transformers.hf_prompts import PaddedPrompts
 from outrider.transformers.hf_stops import Stopping, stopping_of, try_criteria
 
 Draft = Any
@@ -86,7 +86,7 @@ class DropIn:
         held = Held.of(model)
         target = held.target(model)
         held.warn_of_rounding(model)
-        prompts, wanted = Prompts.of(input_ids, model_kwargs), answer_of(generation_config)
+        prompts, wanted = PaddedPrompts.of(input_ids, model_kwargs), answer_of(generation_config)
         stopping = stopping_of(stopping_criteria, prompts)
         processing = processing_of(logits_processor, prompts, do_sample=do_sample, noise=noise)
         _check_call(prompts, processing, stopping, wanted, target)
@@ -150,7 +150,7 @@ def _noise_for(choice: Choice, noise: str | None) -> str:
     return noise
 
 
-def _check_call(prompts: Prompts, processing: Processing, stopping: Stopping, wanted: Answer, target: Target) -> None:
+def _check_call(prompts: PaddedPrompts, processing: Processing, stopping: Stopping, wanted: Answer, target: Target) -> None:
     """Refuse what cannot be honoured, before the first pass."""
     check_padding(prompts, wanted, may_end_early=bool(stopping.end_ids or stopping.criteria))
     check_room(prompts, stopping.max_tokens, target.max_len)
@@ -161,15 +161,15 @@ def _check_call(prompts: Prompts, processing: Processing, stopping: Stopping, wa
 def _compose(choice: Choice, target: Target, drafts: Sequence[Target], name: str) -> Method:
     for draft in drafts:
         _check_vocabulary(draft, target)
-    options = _with_ends(choice, name)
+    options = _with_target_folder(choice, name)
     rule, policy = choice.acceptance, choice.policy
     return compose(choice.name, target, draft=drafts or None, acceptance=rule, policy=policy, options=options)
 
 
-def _with_ends(choice: Choice, name: str) -> dict[str, Any]:
+def _with_target_folder(choice: Choice, name: str) -> dict[str, Any]:
     """The options, and for trained heads the model's checkpoint, from which heads read the embedding and the output matrix."""
     has_heads = any("heads" in row.needs for row in rows_of(choice.name, choice.options).values())
-    return {"ends": name, **choice.options} if has_heads else dict(choice.options)
+    return {"target_folder": name, **choice.options} if has_heads else dict(choice.options)
 
 
 def _check_vocabulary(draft: Target, target: Target) -> None:
@@ -180,7 +180,7 @@ def _check_vocabulary(draft: Target, target: Target) -> None:
         )
 
 
-def requests_of(prompts: Prompts, processing: Processing, stopping: Stopping) -> list[Request]:
+def requests_of(prompts: PaddedPrompts, processing: Processing, stopping: Stopping) -> list[Request]:
     """One request per row. The seeds of sampled text come from torch's generator, so ``torch.manual_seed`` fixes it."""
     is_greedy = processing.params["temperature"] == 0
     seeds = [0] * prompts.num_rows if is_greedy else torch.randint(1 << 62, (prompts.num_rows,)).tolist()

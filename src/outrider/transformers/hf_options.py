@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any, final
 
 from outrider.core.errors import OptionError
-from outrider.transformers.hf_prompts import Prompts
+from outrider.transformers.hf_prompts import PaddedPrompts
 
 
 @final
@@ -72,7 +72,7 @@ def answer_of(config: Any) -> Answer:
     return Answer(as_dict, as_dict and bool(config.output_scores), as_dict and bool(config.output_logits), pad_id)
 
 
-def check_room(prompts: Prompts, max_tokens: int, max_len: int) -> None:
+def check_room(prompts: PaddedPrompts, max_tokens: int, max_len: int) -> None:
     """Refuse a length that the model's context cannot hold: the text would end where plain ``generate`` goes on."""
     wanted = prompts.longest + max_tokens
     if wanted > max_len:

@@ -24,7 +24,7 @@ from outrider.core.errors import OptionError
 from outrider.core.params import LogitsProcessor
 from outrider.transformers.hf_noise import TorchNoise
 from outrider.transformers.hf_options import name_of
-from outrider.transformers.hf_prompts import Prompts
+from outrider.transformers.hf_prompts import PaddedPrompts
 
 _NATIVE: tuple[tuple[type, str, str], ...] = (
     (theirs.TemperatureLogitsWarper, "temperature", "temperature"),
@@ -52,7 +52,7 @@ class Processing:
     noise: TorchNoise | None = None
     """Makes the largest score the token that ``torch.multinomial`` draws; None in greedy calls and with the engine's noise."""
 
-    def row(self, prompts: Prompts, row: int) -> tuple[LogitsProcessor, ...]:
+    def row(self, prompts: PaddedPrompts, row: int) -> tuple[LogitsProcessor, ...]:
         """The processors as the engine calls them for one row."""
         called: list[LogitsProcessor] = []
         if self.processors:
@@ -63,7 +63,7 @@ class Processing:
 
 
 def processing_of(
-    processors: Sequence[Any], prompts: Prompts, *, do_sample: bool, noise: TorchNoise | None = None
+    processors: Sequence[Any], prompts: PaddedPrompts, *, do_sample: bool, noise: TorchNoise | None = None
 ) -> Processing:
     """The prepared processors of a call. With ``noise`` all of them are called and the largest score is chosen. Without it
     those that are sampling parameters are taken out."""
@@ -86,7 +86,7 @@ def bound(processors: Sequence[Any], row: int) -> list[Any]:
     return [_bound(one, row) for one in processors]
 
 
-def try_processors(processors: Sequence[Any], prompts: Prompts, vocab_size: int) -> None:
+def try_processors(processors: Sequence[Any], prompts: PaddedPrompts, vocab_size: int) -> None:
     """Refuse a processor that remembers its calls or looks at other rows. It is called on the prompts with made-up scores."""
     noise = torch.Generator().manual_seed(0)
     scores = torch.randn(prompts.num_rows, vocab_size, generator=noise).to(prompts.input_ids.device)
@@ -156,7 +156,7 @@ def _is_plain(processor: Any) -> bool:
     return held.get("filter_value", -torch.inf) == -torch.inf and held.get("min_tokens_to_keep", 1) == 1
 
 
-def _is_usual_penalty(processor: Any, prompts: Prompts) -> bool:
+def _is_usual_penalty(processor: Any, prompts: PaddedPrompts) -> bool:
     """A repetition penalty over exactly the tokens of the text."""
     if type(processor) is not theirs.RepetitionPenaltyLogitsProcessor:
         return False
@@ -179,7 +179,7 @@ def _of_row(allowed: Callable[[int, Tensor], list[int]], row: int) -> Callable[[
     return lambda _, ids: allowed(row, ids)
 
 
-def _apply_row(processor: Any, prompts: Prompts, scores: Tensor, row: int) -> Tensor:
+def _apply_row(processor: Any, prompts: PaddedPrompts, scores: Tensor, row: int) -> Tensor:
     return _bound(processor, row)(prompts.input_ids[row : row + 1], scores[row : row + 1].clone())
 
 

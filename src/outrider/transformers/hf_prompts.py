@@ -20,7 +20,7 @@ _USED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logi
 
 @final
 @dataclass(frozen=True, eq=False)
-class Prompts:
+class PaddedPrompts:
     """The prompts of a batch."""
 
     input_ids: Tensor
@@ -51,7 +51,7 @@ class Prompts:
         return self.input_ids[row, : self.padded_len - len(self.rows[row])].tolist()
 
     @staticmethod
-    def of(input_ids: Tensor, inputs: Mapping[str, Any]) -> Prompts:
+    def of(input_ids: Tensor, inputs: Mapping[str, Any]) -> PaddedPrompts:
         """The prompts of a call. ``inputs`` are the other inputs of the model's ``forward``."""
         _check_inputs(input_ids, inputs)
         mask = inputs.get("attention_mask")
@@ -59,7 +59,7 @@ class Prompts:
         _check_mask(input_ids, kept)
         _check_positions(kept, inputs.get("position_ids"))
         rows = tuple(tuple(ids[mine].tolist()) for ids, mine in zip(input_ids, kept))
-        return Prompts(input_ids, rows)
+        return PaddedPrompts(input_ids, rows)
 
 
 def _check_inputs(input_ids: Tensor, inputs: Mapping[str, Any]) -> None:

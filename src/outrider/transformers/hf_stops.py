@@ -17,7 +17,7 @@ from transformers.generation import stopping_criteria as theirs
 
 from outrider.core.errors import OptionError
 from outrider.transformers.hf_options import name_of
-from outrider.transformers.hf_prompts import Prompts
+from outrider.transformers.hf_prompts import PaddedPrompts
 
 STOP = "\N{END OF TRANSMISSION}"
 """The stop string that a row's criteria write."""
@@ -43,7 +43,7 @@ class Stopping:
         """Stop strings of the engine's requests."""
         return (STOP,) if self.criteria else ()
 
-    def new_stream(self, prompts: Prompts, row: int) -> Callable[[], StopWatch] | None:
+    def new_stream(self, prompts: PaddedPrompts, row: int) -> Callable[[], StopWatch] | None:
         """Makes the watch of one row; None where no criterion has to be asked."""
         if not self.criteria:
             return None
@@ -63,7 +63,7 @@ class StopWatch:
         return STOP if any(_is_met(one, ids) for one in self._criteria) else ""
 
 
-def stopping_of(criteria: Sequence[Any], prompts: Prompts) -> Stopping:
+def stopping_of(criteria: Sequence[Any], prompts: PaddedPrompts) -> Stopping:
     """The prepared criteria of a call."""
     lengths = [one.max_length for one in criteria if isinstance(one, theirs.MaxLengthCriteria)]
     ends = [one.eos_token_id.reshape(-1).tolist() for one in criteria if isinstance(one, theirs.EosTokenCriteria)]
@@ -80,7 +80,7 @@ def stopping_of(criteria: Sequence[Any], prompts: Prompts) -> Stopping:
     return Stopping(min(lengths) - prompts.padded_len, end_ids, tuple(others))
 
 
-def try_criteria(criteria: Sequence[Any], prompts: Prompts) -> None:
+def try_criteria(criteria: Sequence[Any], prompts: PaddedPrompts) -> None:
     """Refuse a criterion that remembers its calls or looks at other rows. It is asked about the prompts."""
     for criterion in criteria:
         name = name_of(criterion)

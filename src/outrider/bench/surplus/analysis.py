@@ -1,19 +1,25 @@
 """Surplus by offset, and what it promises to drafters that read the target's states.
 
-Every offset is probed with the state alone, with state and tokens, and with the tokens alone. Greedy agreement at each offset
-gives the accepted length a drafter with that input would reach. The order of the three is a prediction about heads before
-anybody trains them: Medusa reads the state alone, Hydra and EAGLE read both, a drafter without states reads the tokens.
+Every offset is probed with the state alone, with state and tokens, and with the tokens alone. The probes of an input are then
+read as a chain: a guess is kept if it and those before it *at the same place* are the target's own choices. The order of the
+three is a prediction about heads before anybody trains them: Medusa reads the state alone, Hydra and EAGLE read both, a drafter
+without states reads the tokens.
 
-    accepted(input)  =  sum_k  prod_{j <= k} agreement_j(input),      j = 1 .. num_offsets
+    accepted(input)  =  mean over places t of  sum_k  prod_{j <= k} [probe_j(t) agrees],      j = 1 .. num_offsets
+
+Hits at one place are not independent: text that is easy at one offset is easy at the next. So the product of the shares of hits
+is less than what chains keep, by another factor for every input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from outrider.bench.surplus.probe import ProbeOptions, Reading, Readout, Sample, probe
+import torch
+
+from outrider.bench.surplus.probe import ProbeOptions, ProbeScore, Readout, TextWithStates, probe
 
 KINDS = {"tokens": (False, True), "state": (True, False), "state + tokens": (True, True)}
 """What a probe sees: the state, the tokens in between."""
@@ -26,12 +32,16 @@ class Offset:
     """The probes of one offset; ``readings`` by the names of ``KINDS``."""
 
     offset: int
-    readings: dict[str, Reading]
+    readings: dict[str, ProbeScore]
 
     @property
     def surplus(self) -> float:
         """What the state adds to the tokens in between, in nats."""
         return self.readings["tokens"].loss - self.readings["state + tokens"].loss
+
+    def to_json(self) -> dict[str, Any]:
+        readings = {kind: {"loss": one.loss, "agreement": one.agreement} for kind, one in self.readings.items()}
+        return {"offset": self.offset, "readings": readings, "surplus": self.surplus}
 
 
 @dataclass(frozen=True)
@@ -42,12 +52,10 @@ class Analysis:
     offsets: tuple[Offset, ...]
 
     def accepted(self, kind: str) -> float:
-        """Tokens beyond the next that a chain of guesses from this input would keep, in the mean."""
-        kept, total = 1.0, 0.0
-        for one in self.offsets:
-            kept *= one.readings[kind].agreement
-            total += kept
-        return total
+        """Tokens beyond the next that a chain of guesses from this input would keep, in the mean over whole places."""
+        texts = zip(*(one.readings[kind].hits for one in self.offsets), strict=True)
+        kept = [torch.stack([hit[: len(hits[-1])].int() for hit in hits]).cumprod(0).sum(0) for hits in texts]
+        return float(torch.cat(kept).float().mean())
 
     @property
     def order(self) -> list[str]:
@@ -55,7 +63,7 @@ class Analysis:
         return sorted(KINDS, key=self.accepted, reverse=True)
 
     def to_json(self) -> dict[str, Any]:
-        offsets = [{**asdict(one), "surplus": one.surplus} for one in self.offsets]
+        offsets = [one.to_json() for one in self.offsets]
         accepted = {kind: self.accepted(kind) for kind in KINDS}
         return {"num_places": self.num_places, "offsets": offsets, "accepted": accepted, "order": self.order}
 
@@ -69,7 +77,7 @@ class Analysis:
 
 
 def analyse(
-    samples: Sequence[Sample], readout: Readout, *, num_offsets: int = 3, options: ProbeOptions | None = None
+    samples: Sequence[TextWithStates], readout: Readout, *, num_offsets: int = 3, options: ProbeOptions | None = None
 ) -> Analysis:
     """Probe every offset from 1 on: 1 is the token after the next one."""
     options = options or ProbeOptions()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class TextWithStates:
     """A text, and the state after each of its tokens: ``states[t]`` has read ``tokens[: t + 1]``."""
 
     states: Tensor
@@ -60,14 +60,19 @@ class ProbeOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Reading:
+@dataclass(frozen=True, eq=False)
+class ProbeScore:
     """What a probe reaches on held-out places."""
 
     loss: float
     """Cross-entropy with the text, in nats."""
-    agreement: float
-    """Share of places where its best token is the target's own choice there."""
+    hits: tuple[Tensor, ...]
+    """Text by text, place by place: whether its best token is the target's own choice there."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of places with a hit."""
+        return float(torch.cat(self.hits).float().mean())
 
 
 @final
@@ -91,7 +96,7 @@ class _Probe(nn.Module):
         return F.linear(x * self.scale, self.get_buffer("output"), self.bias)
 
 
-def inputs_of(sample: Sample, readout: Readout, offset: int, *, state: bool, tokens: bool) -> Tensor:
+def inputs_of(sample: TextWithStates, readout: Readout, offset: int, *, state: bool, tokens: bool) -> Tensor:
     """[T - offset - 1, ...] what a probe sees at every place: the state there, the tokens up to the one that it guesses."""
     count = len(sample.tokens) - offset - 1
     between = [readout.embedding[sample.tokens[k : k + count]] for k in range(1, offset + 1)]
@@ -102,15 +107,17 @@ def inputs_of(sample: Sample, readout: Readout, offset: int, *, state: bool, tok
 
 
 def probe(
-    samples: Sequence[Sample], readout: Readout, offset: int, *, state: bool, tokens: bool, options: ProbeOptions
-) -> Reading:
+    samples: Sequence[TextWithStates], readout: Readout, offset: int, *, state: bool, tokens: bool, options: ProbeOptions
+) -> ProbeScore:
     """Train one probe for the token ``offset`` places beyond the next, and read it on texts that it has not seen."""
     kept = max(1, round(len(samples) * options.held_out))
-    places = [_places(part, readout, offset, state=state, tokens=tokens) for part in _split(samples, kept)]
+    parts = _split(samples, kept)
+    places = [_places(part, readout, offset, state=state, tokens=tokens) for part in parts]
     torch.manual_seed(options.seed)
     model = _Probe(places[0].inputs.shape[1], readout, options)
     _train(model, places[2], places[1], options)
-    return _read(model, places[0])
+    loss, hits = _read(model, places[0])
+    return ProbeScore(loss, hits.split([len(sample.tokens) - offset - 1 for sample in parts[0]]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +132,12 @@ class _Places:
         return _Places(self.inputs[:count], self.labels[:count], self.choices[:count])
 
 
-def _split(samples: Sequence[Sample], kept: int) -> tuple[Sequence[Sample], ...]:
+def _split(samples: Sequence[TextWithStates], kept: int) -> tuple[Sequence[TextWithStates], ...]:
     """Texts to read at the end, to choose by, and to learn from."""
     return samples[:kept], samples[kept : 2 * kept], samples[2 * kept :]
 
 
-def _places(samples: Sequence[Sample], readout: Readout, offset: int, *, state: bool, tokens: bool) -> _Places:
+def _places(samples: Sequence[TextWithStates], readout: Readout, offset: int, *, state: bool, tokens: bool) -> _Places:
     inputs = [inputs_of(one, readout, offset, state=state, tokens=tokens) for one in samples]
     return _Places(torch.cat(inputs), torch.cat([one.tokens[offset + 1 :] for one in samples]), _choices(samples, offset))
 
@@ -149,20 +156,21 @@ def _train(model: _Probe, places: _Places, judged: _Places, options: ProbeOption
         rule.step()
         decay.step()
         if step % options.judge_every == 0 or step == options.num_steps:
-            reached = _read(model, judged.first(2048)).loss
+            reached, _ = _read(model, judged.first(2048))
             if reached < best:
                 best, weights = reached, {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
 
 
-def _choices(samples: Sequence[Sample], offset: int) -> Tensor:
+def _choices(samples: Sequence[TextWithStates], offset: int) -> Tensor:
     """The target's own token at the guessed place; the text's where it is not known."""
     chosen = [one.tokens[offset + 1 :] if one.choices is None else one.choices[offset : len(one.tokens) - 1] for one in samples]
     return torch.cat(chosen)
 
 
 @torch.no_grad()
-def _read(model: _Probe, places: _Places) -> Reading:
+def _read(model: _Probe, places: _Places) -> tuple[float, Tensor]:
+    """The loss, and the hits [places]."""
     model.eval()
     losses, hits = [], []
     for begin in range(0, len(places.inputs), 1024):
@@ -171,4 +179,4 @@ def _read(model: _Probe, places: _Places) -> Reading:
         losses.append(F.cross_entropy(logits, places.labels[rows], reduction="none"))
         hits.append(logits.argmax(-1) == places.choices[rows])
     model.train()
-    return Reading(float(torch.cat(losses).mean()), float(torch.cat(hits).float().mean()))
+    return float(torch.cat(losses).mean()), torch.cat(hits)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.bench.surplus.probe import Sample
+from outrider.bench.surplus.probe import TextWithStates
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class HiddenMarkov:
         joint = belief * self.emission[:, token]
         return joint @ self.transition / joint.sum().clamp(min=1e-300)
 
-    def sample(self, num_tokens: int, *, seed: int = 0) -> Sample:
+    def sample(self, num_tokens: int, *, seed: int = 0) -> TextWithStates:
         """A text with the belief after every token as its hidden states."""
         generator = torch.Generator().manual_seed(seed)
         belief, tokens, states = self.stationary, [], []
@@ -48,7 +48,7 @@ class HiddenMarkov:
             belief = self.step(belief, token)
             tokens.append(token)
             states.append(belief)
-        return Sample(torch.stack(states).float(), torch.tensor(tokens))
+        return TextWithStates(torch.stack(states).float(), torch.tensor(tokens))
 
     def exact(self, offset: int, *, num_before: int = 8) -> float:
         """Surplus at an offset, in nats, of states that have read ``num_before`` tokens."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from outrider.api import LLM
-from outrider.bench.surplus.probe import Readout, Sample
+from outrider.bench.surplus.probe import Readout, TextWithStates
 from outrider.core.interfaces import Target
 from outrider.core.params import SamplingParams
 from outrider.models.heads.embedding_and_output import read_target
@@ -25,11 +25,11 @@ def own_texts(
 
 
 @torch.inference_mode()
-def sample_of(target: Target, tokens: Sequence[int]) -> Sample:
+def sample_of(target: Target, tokens: Sequence[int]) -> TextWithStates:
     """A text with the last layer's output at every place, and the target's greedy token after it."""
     states = target.prefill([list(tokens)], target.new_cache(1), taps=[target.num_layers])[target.num_layers][0]
     choices = target.logits(states).argmax(-1)
-    return Sample(states.float().cpu().clone(), torch.tensor(list(tokens)), choices.cpu().clone())
+    return TextWithStates(states.float().cpu().clone(), torch.tensor(list(tokens)), choices.cpu().clone())
 
 
 def readout_of(name: str) -> Readout:

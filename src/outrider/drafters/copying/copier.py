@@ -19,6 +19,7 @@ class Copier(Drafter):
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
     draws = Draws.DETERMINISTIC
+    waits: ClassVar = "copying takes no time that could be hidden"
     drafts_alone = True
 
     @abstractmethod

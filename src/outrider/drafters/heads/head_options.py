@@ -21,7 +21,7 @@ class HeadOptions:
 
     heads: str | Head | None = None
     """Folder of the trained heads, or the heads themselves. The bundled target has its own."""
-    ends: str | None = None
+    target_folder: str | None = None
     """The target's folder, for published heads that use the target's embedding, norm or output matrix."""
     branching: tuple[int, ...] | str | None = None
     """Number of children at each level ("4,2,2,1") for a static tree; "chain" for one path; "spine" for a static tree

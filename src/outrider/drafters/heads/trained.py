@@ -16,7 +16,7 @@ Module = TypeVar("Module", bound=Head)
 def trained_head(parts: Parts, kind: HeadKind[Module]) -> Module:
     """The heads that the options name, ready to draft for the target. Heads of another kind are refused."""
     named = parts.options.heads
-    head = named if isinstance(named, Head) else load_head(named, parts.target, ends=parts.options.ends)
+    head = named if isinstance(named, Head) else load_head(named, parts.target, ends=parts.options.target_folder)
     found = head.config.kind
     if found != kind.name:
         raise ModelError(f"{parts.options.heads} holds {found} heads and the method is {kind.name!r}; use method {found!r}")

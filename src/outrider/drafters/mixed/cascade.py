@@ -79,6 +79,7 @@ class Cascade(Drafter):
     """Chains from a draft model that itself uses speculative decoding."""
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
+    waits: ClassVar = "every verdict decides what its parts draft next"
     shape: ClassVar = Shape.CHAIN
     drafts_alone = True
 

@@ -29,6 +29,7 @@ from outrider.core.lasting_memory import LastingMemory
 from outrider.core.method_rows import MethodRow, Parts, names_in
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
+from outrider.drafters.copying.copier import Copier
 from outrider.drafters.mixed.source_rates import SourceRates, share
 from outrider.drafters.trees.trie import Trie
 
@@ -82,6 +83,8 @@ class _Round:
     plan: Plan
     places: list[list[int]]
     """Index in the fused tree of each node of this part, row by row."""
+    is_left_out: bool
+    """The plan's way did not ask this part, so the round says nothing of it."""
 
 
 @dataclass
@@ -107,6 +110,7 @@ class Hybrid(Drafter):
     """The union of several drafters' trees."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
+    waits: ClassVar = "every verdict decides what its parts draft next"
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
 
@@ -121,6 +125,8 @@ class Hybrid(Drafter):
         self.options = options or SharingOptions()
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
         self.drafts_alone = all(drafter.drafts_alone for drafter in drafters)
+        self._is_free = [isinstance(drafter, Copier) for drafter in drafters]
+        self.num_ways = len(set(self._is_free))  # to copy alone, and to ask all
         self.reads_logits = True  # each drafter is shown those of its own nodes
 
     @property
@@ -134,9 +140,9 @@ class Hybrid(Drafter):
     def propose(self, state: HybridState, context: Context, plan: Plan) -> Draft:
         tries = [Trie(root) for root in context.roots]
         state.rounds = [None] * len(self.drafters)
-        waiting = self._order(state)
-        while waiting:
-            index = waiting[0]
+        order, copies_only = self._order(state), self.num_ways > 1 and plan.way == 0
+        waiting = [index for index in order if self._is_free[index] or not copies_only]
+        for index in [*waiting, *(index for index in order if index not in waiting)]:
             shares = [
                 share(budget - trie.num_guesses, [row[i] for i in waiting], min_chance=self.options.min_chance)
                 for budget, trie, row in zip(plan.max_nodes, tries, state.rates, strict=True)
@@ -145,7 +151,7 @@ class Hybrid(Drafter):
             asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares))
             draft = self.drafters[index].asked(state.inner[index], context, asked)
             places = [trie.add_tree(draft.tree, row) for row, trie in enumerate(tries)]
-            state.rounds[index] = _Round(draft, asked, places)
+            state.rounds[index] = _Round(draft, asked, places, is_left_out=not waiting)
             waiting = waiting[1:]
         orders = [trie.breadth_first() for trie in tries]
         moved = [{node: place for place, node in enumerate(order)} for order in orders]
@@ -169,7 +175,8 @@ class Hybrid(Drafter):
             seen = _own_view(observation, round_)
             for row, path in enumerate(seen.paths):
                 made = round_.draft.num_drafted[row]
-                state.rates[row][index].record(round_.plan.max_nodes[row], made, [node - 1 for node in path[1:]])
+                if not round_.is_left_out:
+                    state.rates[row][index].record(round_.plan.max_nodes[row], made, [node - 1 for node in path[1:]])
             drafter.observe(state.inner[index], seen)
         state.rounds = []
 

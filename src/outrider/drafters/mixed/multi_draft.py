@@ -27,7 +27,7 @@ from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.sampling import Law
-from outrider.drafters.model.catch_up import room
+from outrider.drafters.model.catch_up import cut_back, room
 from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.trees.candidates import Drawing
 from outrider.drafters.trees.children import Children, ChildSource
@@ -60,6 +60,7 @@ class MultiDraft(Drafter):
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.BEAM)
     """BEAM: without replacement, for rules that test siblings one by one from the top down."""
     shape: ClassVar = Shape.TREE
+    waits: ClassVar = ""
     drafts_alone = True
 
     def __init__(
@@ -107,6 +108,10 @@ class MultiDraft(Drafter):
             if fed > 1:
                 cache.commit([[row[node] - 1 for node in path[1:] if 0 < row[node] < fed] for row, path in rows])
         state.numbers = None
+
+    def rewind(self, state: MultiDraftState, lengths: Sequence[int]) -> None:
+        for cache in state.caches:
+            cut_back(cache, lengths)
 
 
 @final

@@ -100,6 +100,7 @@ class Rasd(Drafter):
     """A draft model's best-first tree with retrieved branches."""
 
     offers: ClassVar = (Draws.DETERMINISTIC,)
+    waits: ClassVar = "every verdict decides what its parts draft next"
     shape: ClassVar = Shape.TREE
     draws = Draws.DETERMINISTIC
     drafts_alone = True

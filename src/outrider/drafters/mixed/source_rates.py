@@ -78,7 +78,7 @@ class SourceRates:
 
 def share(budget: int, sources: Sequence[SourceRates], *, min_chance: float) -> int:
     """How many of ``budget`` nodes the first of ``sources`` gets if the largest probabilities win. Ties go to the first."""
-    if budget <= 0:
+    if budget <= 0 or not sources:
         return 0
     curves = [source.chances(budget) for source in sources]
     ranked = sorted((-chance, index) for index, curve in enumerate(curves) for chance in curve if chance >= min_chance)

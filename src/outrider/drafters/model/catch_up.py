@@ -42,6 +42,13 @@ def read_up(model: Target, cache: Cache, context: Context, most: int) -> list[in
     return late
 
 
+def cut_back(cache: Cache, lengths: Sequence[int]) -> None:
+    """Keep at most ``lengths[b]`` tokens of each row."""
+    kept = list(map(min, lengths, cache.lengths))
+    if kept != list(cache.lengths):
+        cache.truncate(kept)
+
+
 def catch_up(model: Target, cache: Cache, context: Context, late: Sequence[int] = ()) -> Tensor:
     """[B, 1, V] logits after each row's last committed token. Commits all of them, the root of the next tree included. Of
     ``late`` rows, whose logits nobody wants, one token is read."""

@@ -22,7 +22,7 @@ from outrider.core.interfaces import Context, Drafter, Observation, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
 from outrider.core.tree import TokenTree
 from outrider.drafters.model.cached_rows import CachedRows
-from outrider.drafters.model.catch_up import catch_up, fit, missing_from, read_up, room
+from outrider.drafters.model.catch_up import catch_up, cut_back, fit, missing_from, read_up, room
 from outrider.drafters.trees.chain import grow_chain
 
 
@@ -41,6 +41,7 @@ class DraftModel(Drafter):
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
+    waits: ClassVar = ""
     drafts_alone = True
 
     def __init__(self, model: Target, *, vocab_size: int, draws: Draws = Draws.DETERMINISTIC) -> None:
@@ -85,6 +86,9 @@ class DraftModel(Drafter):
             kept = (min(base + n, now) for base, n, now in zip(state.base, observation.num_accepted, state.cache.lengths))
             state.cache.truncate(list(kept))
             state.base = []
+
+    def rewind(self, state: _State, lengths: Sequence[int]) -> None:
+        cut_back(state.cache, lengths)
 
     def _guessed(self, state: _State, context: Context, plan: Plan) -> Draft | None:
         """The chain in one call, if the model can draft by itself and sampling needs no function of the path."""

@@ -20,6 +20,9 @@ from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan,
 from outrider.core.translation import DraftReading, Translation
 from outrider.core.tree import TokenTree
 
+_READINGS = 8
+"""Readings of a text that are kept, one for each time that it was drafted after."""
+
 
 @dataclass
 class OtherTokenizerState(RowState):
@@ -28,12 +31,12 @@ class OtherTokenizerState(RowState):
     cache: Cache
     read: list[list[int]]
     """Draft tokens that each row has read, guesses included."""
-    known: list[DraftReading | None]
-    """The translated part of the committed text."""
+    known: list[list[DraftReading]]
+    """Readings of each row's text, the longest last; of earlier ones as many as a wrong turn may need."""
 
     def fork(self, rows: Sequence[int]) -> OtherTokenizerState:
         return OtherTokenizerState(
-            self.cache.fork(rows), [list(self.read[row]) for row in rows], [self.known[row] for row in rows]
+            self.cache.fork(rows), [list(self.read[row]) for row in rows], [list(self.known[row]) for row in rows]
         )
 
     def join(self, other: OtherTokenizerState) -> OtherTokenizerState:
@@ -44,6 +47,7 @@ class OtherTokenizerDrafter(Drafter, ABC):
     """Chains from a draft model that has another tokenizer."""
 
     shape: ClassVar = Shape.CHAIN
+    waits: ClassVar = ""
     drafts_alone = True
 
     def __init__(self, model: Target, translation: Translation, *, vocab_size: int, draws: Draws) -> None:
@@ -52,7 +56,7 @@ class OtherTokenizerDrafter(Drafter, ABC):
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> OtherTokenizerState:
         del taps
-        return OtherTokenizerState(self.model.new_cache(len(rows)), [[] for _ in rows], [None for _ in rows])
+        return OtherTokenizerState(self.model.new_cache(len(rows)), [[] for _ in rows], [[] for _ in rows])
 
     def propose(self, state: OtherTokenizerState, context: Context, plan: Plan) -> Draft:
         planned = list(map(min, plan.max_depth, plan.max_nodes))
@@ -66,13 +70,20 @@ class OtherTokenizerDrafter(Drafter, ABC):
     def observe(self, state: OtherTokenizerState, observation: Observation) -> None:
         """Nothing to do: the next round compares the read tokens with the text."""
 
+    def rewind(self, state: OtherTokenizerState, lengths: Sequence[int]) -> None:
+        """Drop readings of more than is left. The next round compares the read tokens with the text."""
+        pairs = zip(state.known, lengths, strict=True)
+        state.known = [[one for one in known if one.num_tokens <= length] for known, length in pairs]
+
     @abstractmethod
     def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         """Chains of at most ``depths[b]`` guesses, from the draft's logits [B, 1, V] after the text."""
 
     def _read(self, state: OtherTokenizerState, row: int, tokens: Sequence[int]) -> list[int] | None:
-        found = self.translation.to_draft(tokens, state.known[row])
-        state.known[row] = found or state.known[row]
+        known = state.known[row]
+        found = self.translation.to_draft(tokens, known[-1] if known else None)
+        if found is not None:
+            state.known[row] = [*(one for one in known if one.num_tokens < found.num_tokens), found][-_READINGS:]
         return None if found is None else found.ids
 
     def _room(self, text: Sequence[int] | None, depth: int) -> int:

@@ -90,6 +90,7 @@ class SortedDraft(Drafter):
 
     offers: ClassVar = (Draws.DETERMINISTIC, Draws.IID)
     shape: ClassVar = Shape.CHAIN
+    waits: ClassVar = ""
     drafts_alone = True
 
     def __init__(
@@ -130,13 +131,16 @@ class SortedDraft(Drafter):
         """Keep the accepted guesses, in the cache and among the waiting tokens."""
         if not state.base:
             return
-        kept = [base + count for base, count in zip(state.base, observation.num_accepted, strict=True)]
-        lengths = state.cache.lengths
+        self.rewind(state, [base + count for base, count in zip(state.base, observation.num_accepted, strict=True)])
+        state.base = []
+
+    def rewind(self, state: _State, lengths: Sequence[int]) -> None:
+        """Keep tokens in the cache, then among the waiting ones."""
+        kept, lengths = lengths, state.cache.lengths
         waiting = max(0, min(known - length for known, length in zip(kept, lengths, strict=True)))
         state.reached = [states[:, :waiting] for states in state.reached]
         if any(known < length for known, length in zip(kept, lengths, strict=True)):
             state.cache.truncate([min(known, length) for known, length in zip(kept, lengths, strict=True)])
-        state.base = []
 
     def _read_long(self, state: _State, context: Context) -> None:
         """Run all of a prompt but its last token through all layers."""

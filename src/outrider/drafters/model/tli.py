@@ -47,7 +47,7 @@ class SharedTokens(OtherTokenizerDrafter):
     def _read(self, state: OtherTokenizerState, row: int, tokens: Sequence[int]) -> list[int] | None:
         """The draft's reading of the text; None inside a character, where the draft cannot have read every token."""
         ids, known = super()._read(state, row, tokens), state.known[row]
-        return ids if known is not None and known.num_tokens == len(tokens) else None
+        return ids if known and known[-1].num_tokens == len(tokens) else None
 
     def _guess(self, state: OtherTokenizerState, context: Context, logits: Tensor, depths: Sequence[int]) -> Draft:
         depths = list(depths)

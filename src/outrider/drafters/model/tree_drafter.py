@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.tree import TokenTree
-from outrider.drafters.model.catch_up import room
+from outrider.drafters.model.catch_up import cut_back, room
 from outrider.drafters.model.draft_growth import DraftGrowth
 
 
@@ -39,6 +39,7 @@ class TreeDrafter(Drafter, ABC):
     """A draft model with a way of growing trees."""
 
     shape: ClassVar = Shape.TREE
+    waits: ClassVar = ""
     drafts_alone = True
 
     def __init__(self, model: Target, *, vocab_size: int, draws: Draws) -> None:
@@ -81,6 +82,9 @@ class TreeDrafter(Drafter, ABC):
             kept = [[row[node] for node in path[1:] if row[node] >= 0] for row, path in zip(slots, observation.paths)]
             state.cache.commit(kept)
             state.slots = None
+
+    def rewind(self, state: TreeState, lengths: Sequence[int]) -> None:
+        cut_back(state.cache, lengths)
 
     @abstractmethod
     def _grow(self, growth: DraftGrowth, plan: Plan) -> tuple[Draft, Tensor]:

@@ -48,7 +48,7 @@ from outrider.models.gpu.sums import add_norm, ended_logits, summed
 from outrider.models.gpu.tiles import Kind
 from outrider.models.joint import ALONE, Joint
 from outrider.models.lent import lend
-from outrider.models.packed import Layer, Matrix, matrices_of
+from outrider.models.packed import LayerMatrices, Matrix, matrices_of
 from outrider.models.padded_heads import with_wider_heads
 from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
@@ -273,7 +273,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         layer = self.weights.layers[index]
         return self._product(self._heads(x, index, layer, self.pool.memory(index), steps), layer.out, Kind.NARROW)
 
-    def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
+    def _mlp(self, x: Tensor, layer: LayerMatrices) -> Tensor:
         """What the MLP, or the experts, add to the stream."""
         config, rest = self.config, layer.rest
         if rest.router is not None and config.experts is not None:

@@ -59,7 +59,7 @@ _E2M1 = tl.constexpr(_e2m1())
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class ExpertBlocks:
     """Pairs by expert. Pair p is node p // k with the p % k-th of its experts."""
 
     shares: Tensor
@@ -71,7 +71,7 @@ class Blocks:
 
 
 def expert_product(
-    x: Tensor, weight: Matrix, bias: Tensor | None, out: Tensor, blocks: Blocks, *, per_row: int, activation: str | None
+    x: Tensor, weight: Matrix, bias: Tensor | None, out: Tensor, blocks: ExpertBlocks, *, per_row: int, activation: str | None
 ) -> None:
     """With an activation [P, F] of gates and ups, without one the shares of [k, M, H]. ``weight`` [E, .., in], or [E * .., in]
     in MXFP4."""

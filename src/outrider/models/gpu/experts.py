@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.models.features import Experts
 from outrider.models.gpu import launch
-from outrider.models.gpu.expert_products import Blocks, expert_product
+from outrider.models.gpu.expert_products import ExpertBlocks, expert_product
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.products import multiply
@@ -33,14 +33,14 @@ from outrider.models.gpu.router import route
 from outrider.models.gpu.small_batch_matmul import product
 from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tiles import MOST_ROWS, Kind
-from outrider.models.packed import Layer
+from outrider.models.packed import LayerMatrices
 
 _MOST_PAIRS = 512
 """Pairs that one program puts into blocks; more are sorted by PyTorch."""
 _ROUTER_PARTS = 4
 
 
-def experts_mlp(x: Tensor, layer: Layer, experts: Experts, *, activation: str, exact: bool) -> Tensor:
+def experts_mlp(x: Tensor, layer: LayerMatrices, experts: Experts, *, activation: str, exact: bool) -> Tensor:
     """[k, M, H] float32: what each node's experts add to it, from [M, H], and behind that what the MLP beside them adds."""
     weights = layer.rest
     assert weights.router is not None
@@ -73,7 +73,7 @@ def _one_node(num_pairs: int, size: int, device: torch.device) -> Tensor:
     return pairs
 
 
-def choose(scores: Tensor, bias: Tensor | None, experts: Experts, correction: Tensor | None = None) -> Blocks:
+def choose(scores: Tensor, bias: Tensor | None, experts: Experts, correction: Tensor | None = None) -> ExpertBlocks:
     """The experts of every node and the blocks they make, from parts of the router's scores [parts, M, E] without its bias;
     ``correction`` [E] takes part in the choice alone."""
     _, num_rows, count = scores.shape
@@ -81,7 +81,7 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts, correction: Te
     index, shares = route(scores, bias, experts, correction)
     size = 16 if num_pairs <= 16 * count else 64
     if num_rows == 1:
-        return Blocks(shares, index, _one_node(num_pairs, size, scores.device))
+        return ExpertBlocks(shares, index, _one_node(num_pairs, size, scores.device))
     num_blocks = min(num_pairs, min(count, num_pairs) + num_pairs // size)
     if num_pairs > _MOST_PAIRS:
         return sorted_blocks(index, shares, num_experts=count, size=size, num_blocks=num_blocks)
@@ -102,10 +102,10 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts, correction: Te
         num_warps=1 if num_pairs <= 32 else 8,
         launch_pdl=launch.EARLY,
     )
-    return Blocks(shares, found, pairs)
+    return ExpertBlocks(shares, found, pairs)
 
 
-def sorted_blocks(index: Tensor, shares: Tensor, *, num_experts: int, size: int, num_blocks: int) -> Blocks:
+def sorted_blocks(index: Tensor, shares: Tensor, *, num_experts: int, size: int, num_blocks: int) -> ExpertBlocks:
     """The same blocks by PyTorch's sort, without waiting for the device."""
     num_pairs, device = len(index), index.device
     order = torch.argsort(index, stable=True)
@@ -118,7 +118,7 @@ def sorted_blocks(index: Tensor, shares: Tensor, *, num_experts: int, size: int,
     experts[block] = chosen.int()
     pairs = torch.full((num_blocks * size,), num_pairs, dtype=torch.int32, device=device)
     pairs[block * size + rank % size] = order.int()
-    return Blocks(shares, experts, pairs.view(num_blocks, size))
+    return ExpertBlocks(shares, experts, pairs.view(num_blocks, size))
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])

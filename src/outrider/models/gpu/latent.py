@@ -31,7 +31,7 @@ from outrider.models.gpu.products import multiply
 from outrider.models.gpu.stream import Step
 from outrider.models.gpu.tiles import Kind
 from outrider.models.gpu.tree_heads import Heads, TreeHeads
-from outrider.models.packed import Layer
+from outrider.models.packed import LayerMatrices
 from outrider.models.rope import RotaryTable
 
 _OUTPUTS = 32
@@ -47,7 +47,9 @@ class LatentHeads(Heads):
         assert config.latent is not None
         self._config, self._latent, self._tables, self._exact = config, config.latent, tables, exact
 
-    def __call__(self, x: Tensor, index: int, layer: Layer, memory: tuple[Tensor, Tensor], steps: Sequence[Step]) -> Tensor:
+    def __call__(
+        self, x: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], steps: Sequence[Step]
+    ) -> Tensor:
         weights, latents = layer.rest, memory[0]
         assert weights.key_up is not None and weights.value_up is not None and weights.latent_norm is not None
         latent, config = self._latent, self._config

@@ -16,14 +16,16 @@ from outrider.models.features import ModelConfig
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.stream import Step
 from outrider.models.gpu.tiles import Kind
-from outrider.models.packed import Layer
+from outrider.models.packed import LayerMatrices
 from outrider.models.rope import RotaryTable
 
 
 class Heads(Protocol):
     """What the heads of a layer see."""
 
-    def __call__(self, x: Tensor, index: int, layer: Layer, memory: tuple[Tensor, Tensor], steps: Sequence[Step]) -> Tensor:
+    def __call__(
+        self, x: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], steps: Sequence[Step]
+    ) -> Tensor:
         """[M, heads * D] from the norm [M, H] of the nodes of all steps, one step behind the other. The keys and values of the
         nodes are written to the layer's memory first."""
         ...
@@ -37,13 +39,15 @@ class TreeHeads(Heads):
         """``exact``: a node's numbers must not depend on how many share the pass."""
         self._config, self._tables, self._bounds, self._exact = config, tables, bounds, exact
 
-    def __call__(self, x: Tensor, index: int, layer: Layer, memory: tuple[Tensor, Tensor], steps: Sequence[Step]) -> Tensor:
+    def __call__(
+        self, x: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], steps: Sequence[Step]
+    ) -> Tensor:
         qkv = multiply(x, layer.qkv, Kind.WIDE, exact=self._exact).split([step.num_nodes for step in steps], -2)
         groups = [(own.unflatten(-2, step.shape), step) for own, step in zip(qkv, steps, strict=True)]
         seen = [self._look(own, index, layer, memory, step) for own, step in groups]
         return seen[0] if len(seen) == 1 else torch.cat(seen)
 
-    def _look(self, qkv: Tensor, index: int, layer: Layer, memory: tuple[Tensor, Tensor], step: Step) -> Tensor:
+    def _look(self, qkv: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """[B * N, Hq * D] what the nodes of a group of rows see, whose keys are written first."""
         config, rest = self._config, layer.rest
         rope, bounds, rows, sights = config.rope_of_layer[index], self._bounds[index], step.rows, step.sights

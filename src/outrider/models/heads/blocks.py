@@ -9,7 +9,7 @@ from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.level_weights import Affine
 
 
-class Blocks(nn.Module):
+class ResidualBlocks(nn.Module):
     """Residual blocks x + silu(A x + a)."""
 
     def __init__(self, size: int, count: int) -> None:
@@ -26,9 +26,9 @@ class Blocks(nn.Module):
         return x
 
     @staticmethod
-    def of(module: nn.Module) -> Blocks:
+    def of(module: nn.Module) -> ResidualBlocks:
         """One of a list of blocks, whose type a module list forgets."""
-        assert isinstance(module, Blocks)
+        assert isinstance(module, ResidualBlocks)
         return module
 
     def native_weights(self) -> tuple[Affine, ...]:

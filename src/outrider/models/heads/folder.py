@@ -20,7 +20,7 @@ from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.embedding_and_output import EmbeddingAndOutput, read_target
 from outrider.models.heads.head import Head
 from outrider.models.heads.kinds import KINDS
-from outrider.models.heads.reading import head_config
+from outrider.models.heads.reading import TARGET_FOLDER_KEYS, head_config, target_folder_of
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
@@ -110,18 +110,22 @@ def save_head(
     *,
     dtype: torch.dtype = torch.bfloat16,
     notes: Mapping[str, Any] | None = None,
-    ends: str | None = None,
+    target_folder: str | None = None,
 ) -> None:
-    """Write a folder, complete or not at all. ``ends`` names the target's folder, relative to this one; tensors that are
-    the target's are then left out."""
-    left_out = head.frozen if ends else ()
+    """Write a folder, complete or not at all.
+
+    ``target_folder`` is a path relative to this folder. Tensors that are the target's are then left out."""
+    left_out = head.frozen if target_folder else ()
     state = {name: _stored(tensor, dtype) for name, tensor in head.state_dict().items() if name not in left_out}
     if head.config.draft_vocab_size != head.config.vocab_size:
         known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
         known[head.target_ids.cpu()] = True
         state["t2d"] = known
     raw = {**head.config.raw, "dtype": str(dtype).removeprefix("torch.")}
-    raw["outrider"] = {**raw.get("outrider", {}), "signature": list(head.config.signature), **({"ends": ends} if ends else {})}
+    own = {key: value for key, value in raw.get("outrider", {}).items() if key not in TARGET_FOLDER_KEYS or not target_folder}
+    raw["outrider"] = {**own, "signature": list(head.config.signature)}
+    if target_folder:
+        raw["outrider"]["target_folder"] = target_folder
     write_checkpoint(folder, state, config=raw, notes=notes)
 
 
@@ -143,7 +147,7 @@ def load_head(
     config = head_config(read_config(folder), origin=str(folder), num_layers=num_layers)
     if target is not None:
         check_target(config, target, origin=str(folder))
-    shared = config.raw.get("outrider", {}).get("ends")
+    shared = target_folder_of(config.raw)
     ends = str((folder / shared).resolve()) if shared else ends
     source = SafetensorsFolder(folder)
     head, kind = module_of(config), KINDS[config.kind]

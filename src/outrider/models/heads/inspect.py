@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.folder import module_of
 from outrider.models.heads.kinds import KINDS
-from outrider.models.heads.reading import head_config
+from outrider.models.heads.reading import head_config, target_folder_of
 from outrider.models.load import read_config
 from outrider.models.weights import SafetensorsFolder
 
@@ -66,7 +66,7 @@ def _facts(config: HeadConfig, tensors: dict[str, Tensor]) -> dict[str, Any]:
 def _check_shapes(config: HeadConfig, raw: dict[str, Any], tensors: dict[str, Tensor], report: Report) -> None:
     module = module_of(config)
     wanted = module.state_dict()
-    shared = bool(raw.get("outrider", {}).get("ends"))
+    shared = bool(target_folder_of(raw))
     for name, tensor in wanted.items():
         if name in tensors:
             if tensors[name].shape != tensor.shape:

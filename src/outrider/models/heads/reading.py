@@ -19,6 +19,16 @@ from outrider.models.heads.kinds import kind_of
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
+TARGET_FOLDER_KEYS = ("target_folder", "ends")
+"""Keys of our block that hold the path of the target's folder. Folders of earlier versions have the second one."""
+
+
+def target_folder_of(raw: Mapping[str, Any]) -> str | None:
+    """Folder of the target, relative to the heads' own folder; None for heads that hold all their tensors."""
+    own: Mapping[str, Any] = raw.get("outrider") or {}
+    return next((own[key] for key in TARGET_FOLDER_KEYS if own.get(key)), None)
+
+
 def head_config(raw: Mapping[str, Any], *, origin: str, num_layers: int = 0) -> HeadConfig:
     """The head config in a ``config.json``. ``num_layers`` is the target's, for public folders that leave the layers to it."""
     kind = kind_of(raw, origin=origin)

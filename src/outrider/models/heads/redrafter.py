@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.models.heads.blocks import Blocks
+from outrider.models.heads.blocks import ResidualBlocks
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.kind import Exported, HeadKind, Raw, need_whole_vocabulary, only
 from outrider.models.heads.level_weights import Affine, HeadWeights, LevelWeights
@@ -37,7 +37,7 @@ class RedrafterHead(RecurrentHead):
         self.rnn_w = nn.Linear(size, size, bias=False)
         self.rnn_u = nn.Linear(size, size)
         self.input_proj = nn.Linear(2 * size, width) if width != 2 * size else None
-        self.blocks = Blocks(width, config.num_blocks)
+        self.blocks = ResidualBlocks(width, config.num_blocks)
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
 
     def begin(self, features: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from outrider.core.errors import OptionError
 from outrider.models.heads.folder import module_of
 from outrider.models.heads.head import Head
 from outrider.models.heads.kinds import KINDS
+from outrider.models.heads.reading import TARGET_FOLDER_KEYS
 
 
 def trimmed(head: Head, ids: Tensor) -> Head:
@@ -23,7 +24,8 @@ def trimmed(head: Head, ids: Tensor) -> Head:
     if not len(kept):
         raise OptionError(f"{config.kind} heads cannot say any of these tokens; choose them from text of the heads' target")
     size = len(kept)
-    own = {key: value for key, value in config.raw.get("outrider", {}).items() if key != "ends"}  # the folder is complete
+    ours = config.raw.get("outrider", {})
+    own = {key: value for key, value in ours.items() if key not in TARGET_FOLDER_KEYS}  # the folder is complete
     raw = {**config.raw, "draft_vocab_size": size, **({"outrider": own} if own else {})}
     small = module_of(replace(config, draft_vocab_size=size, raw=raw))
     state = head.state_dict()

@@ -44,7 +44,7 @@ _MOST_OF_FIVE = 15
 
 
 @final
-class RowMemory:
+class StoredRows:
     """Rows of stored matrices, written one after the other; a page is taken when it is written, and given back when asked."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -85,7 +85,7 @@ class StoredFolder(KeptFolder):
 
     def __init__(self, folder: QuantisedFolder) -> None:
         super().__init__(folder)
-        self.memory = RowMemory(-(-folder.num_parameters // SPAN) * 2 * SPAN)
+        self.memory = StoredRows(-(-folder.num_parameters // SPAN) * 2 * SPAN)
 
     def take(self, name: str, *shape: int) -> Tensor:
         tensor = super().take(name, *shape)

@@ -24,7 +24,7 @@ from outrider.models.joint import Joint
 from outrider.models.native import native_decoder
 from outrider.models.native.known import multiplies_stored
 from outrider.models.quantised.matrix import Quantised
-from outrider.models.quantised.stored import FLOATS, RowMemory, rows_of
+from outrider.models.quantised.stored import FLOATS, StoredRows, rows_of
 
 _HEAD_BITS = 8
 _TYPES = {4: "Q4_0", 8: "Q8_0"}
@@ -37,7 +37,7 @@ def rounded_decoder(
     a ``joint``, config and weights are one rank's share: whole groups of a matrix are rounded as the matrix is."""
     if not multiplies_stored(config) or any(size % SPAN for size in _inputs(config)):
         return None
-    memory = RowMemory(2 * (weights.embedding.numel() + sum(tensor.numel() for tensor in [weights.head, *weights.tensors])))
+    memory = StoredRows(2 * (weights.embedding.numel() + sum(tensor.numel() for tensor in [weights.head, *weights.tensors])))
     layers = [_rounded_layer(layer, bits, memory) for layer in weights.layers]
     head = _table(weights.head, _HEAD_BITS, memory)
     embedding = weights.embedding if weights.embedding.dtype in FLOATS else weights.embedding.bfloat16()
@@ -66,13 +66,13 @@ def _inputs(config: ModelConfig) -> list[int]:
     return found if experts is None else [*found, experts.size, experts.shared_size]
 
 
-def _table(weight: Tensor, bits: int, memory: RowMemory) -> Tensor:
+def _table(weight: Tensor, bits: int, memory: StoredRows) -> Tensor:
     if weight.dim() == 3:
         return torch.stack([_table(one, bits, memory) for one in weight])
     return memory.table(rows_of(round_to_codes(weight, bits), _TYPES[bits]), _TYPES[bits])
 
 
-def _rounded_layer(layer: LayerWeights, bits: int, memory: RowMemory) -> LayerWeights:
+def _rounded_layer(layer: LayerWeights, bits: int, memory: StoredRows) -> LayerWeights:
     names = ("qkv", "out", "gate_up", "down", "shared_gate_up", "shared_down")
     matrices = {name: matrix for name in names if (matrix := vars(layer)[name]) is not None}
     return replace(layer, **{name: _table(matrix, bits, memory) for name, matrix in matrices.items()})

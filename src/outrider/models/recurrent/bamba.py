@@ -8,7 +8,7 @@ from typing import Any
 from outrider.core.errors import ModelError
 from outrider.models.recurrent.config import HYBRID_SIZES, RecurrentConfig, RecurrentConfigKeys
 from outrider.models.recurrent.family import RecurrentFamily
-from outrider.models.recurrent.layers import Attention, Mixer, RecurrentLayer
+from outrider.models.recurrent.layers import AttentionMixer, Mixer, RecurrentLayer
 from outrider.models.recurrent.mamba_mixer import MambaMixer
 from outrider.models.recurrent.tensors import Tensors
 
@@ -71,7 +71,7 @@ def _mixer(config: RecurrentConfig, index: int, tensors: Tensors) -> Mixer:
     assert config.attention is not None
     place = config.memory_layer(index)
     if config.is_attention[index]:
-        return Attention(tensors.below("self_attn").attention(config.attention, place))
+        return AttentionMixer(tensors.below("self_attn").attention(config.attention, place))
     return MambaMixer(config, tensors.below("mamba"), place)
 
 

@@ -17,7 +17,7 @@ from outrider.models.recurrent.tensors import Tensors
 
 
 @final
-class Experts:
+class RoutedExperts:
     """Routed experts, and one that every node goes through."""
 
     def __init__(self, shape: ExpertShape, tensors: Tensors, hidden: int, shared: Callable[[Tensor], Tensor]) -> None:

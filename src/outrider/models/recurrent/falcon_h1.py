@@ -12,7 +12,7 @@ from typing import Any
 from outrider.cache.replay import ScanShape
 from outrider.models.recurrent.config import HYBRID_SIZES, MixerNorm, RecurrentConfig, RecurrentConfigKeys, Scaled
 from outrider.models.recurrent.family import RecurrentFamily
-from outrider.models.recurrent.layers import Attention, RecurrentLayer, SideBySide
+from outrider.models.recurrent.layers import AttentionMixer, RecurrentLayer, SideBySide
 from outrider.models.recurrent.mamba_mixer import MambaMixer
 from outrider.models.recurrent.tensors import Tensors
 
@@ -89,7 +89,7 @@ def _scaled(keys: RecurrentConfigKeys, scan: ScanShape) -> tuple[Scaled, ...]:
 
 def layer(config: RecurrentConfig, index: int, tensors: Tensors) -> RecurrentLayer:
     assert config.attention is not None
-    attention = Attention(tensors.below("self_attn").attention(config.attention, index))
+    attention = AttentionMixer(tensors.below("self_attn").attention(config.attention, index))
     return RecurrentLayer(
         SideBySide(attention, MambaMixer(config, tensors.below("mamba"), index)),
         tensors.norm("input_layernorm", config.hidden_size),

@@ -79,7 +79,7 @@ class Mixer(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionMixer:
     """Attention as in other decoders."""
 
     attention: SelfAttention

@@ -13,7 +13,7 @@ from outrider.core.errors import ModelError
 from outrider.models.linear import linear_of
 from outrider.models.recurrent.config import ExpertShape, RecurrentConfig, RecurrentConfigKeys
 from outrider.models.recurrent.delta_mixer import DeltaMixer
-from outrider.models.recurrent.experts import Experts
+from outrider.models.recurrent.experts import RoutedExperts
 from outrider.models.recurrent.family import RecurrentFamily
 from outrider.models.recurrent.layers import GatedAttention, Mixer, RecurrentLayer
 from outrider.models.recurrent.tensors import Tensors
@@ -136,7 +136,7 @@ def _mlp(config: RecurrentConfig, index: int, tensors: Tensors) -> Callable[[Ten
     if shape is None:
         return tensors.mlp(config.attention)
     shared = tensors.below("shared_expert").mlp(replace(config.attention, mlp_size=shape.shared_size))
-    return Experts(shape, tensors, config.hidden_size, shared)
+    return RoutedExperts(shape, tensors, config.hidden_size, shared)
 
 
 FAMILY = RecurrentFamily(
