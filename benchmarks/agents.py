@@ -1,7 +1,7 @@
 """Agents and long reasoning: what methods are worth on the suites ``agent`` and ``reasoning-long``, and what a memory adds.
 
 Every method answers every prompt, greedy, in lockstep: the one that has said least makes the next round, so all meet the same
-machine. The prompts of a suite are one session in their order, as an agent's tasks on the same files are: the memory of a
+machine. The prompts of a suite are one session in their order, like an agent's tasks on the same files. The memory of a
 ``Conversation`` learns their files, turns and answers, and is emptied before every repetition. *Default* is what ``LLM``
 chooses for the model by itself. Every method has its row's own policy, mostly ``adaptive``. Seconds are those of a processor,
 of one thread.
@@ -37,9 +37,10 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "suffix, no memory": ("suffix", {"memory_tokens": 0}),
     "prompt-lookup": ("prompt-lookup", {}),
     "draft-model": ("draft-model", {}),
-    "hybrid": ("hybrid", {}),
+    "hybrid, no memory": ("hybrid", {"memory_tokens": 0}),
 }
-"""Rows by name, with options. A model without a draft model has neither of the last two."""
+"""Rows by name, with options. A model without a draft model has neither of the last two. Methods here remember nothing across
+prompts, or repetitions would be copied."""
 
 
 @dataclass

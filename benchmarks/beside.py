@@ -5,9 +5,9 @@
 Models are random, so that any size can be measured without a download. The draft is the first layers of the target, and
 layers add little to the stream, so guesses are often right, as those of a trained pair are. All run in the PyTorch decoder.
 
-1. pieces: seconds of a pass of the target, of the draft, of an exact and a fuzzy pass of the draft on two processes, and of a
-   target and of a draft that are divided by heads among two processes. Fewest of many repetitions. A message is what an exact
-   pass takes longer for each layer.
+1. pieces: seconds of a pass of the target, of the draft, and of an exact and a fuzzy pass of the draft on two processes. A
+   target and a draft that are divided by heads among two processes are timed too. The fewest of many repetitions count. A
+   message is the additional time of an exact pass for each layer.
 2. placements: tokens per second in turns, beside, with EasySpec and with PEARL. "beside" is the same row, a round ahead.
    Placements take turns, and every prompt counts at its
    fastest. Each is predicted from passes of the target, from the acceptance, and from what its draft costs in rounds. That

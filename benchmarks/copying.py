@@ -156,7 +156,7 @@ def datastore(num_tokens: int, rounds: int) -> dict[str, float]:
 
 
 def _varied(document: list[int], seed: int) -> list[int]:
-    """The same with every tenth token another; the first of each is left as it is."""
+    """A document with every tenth token replaced; for seeds below 20 it is unchanged."""
     rng = np.random.default_rng(seed)
     text = np.array(document)
     places = rng.random(len(text)) < (0.1 if seed >= 20 else 0.0)

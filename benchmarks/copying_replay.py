@@ -2,7 +2,7 @@
 
     python benchmarks/copying_replay.py DOCUMENTS.jsonl[.xz] --model NAME
 
-The first part of a document is the prompt, the rest is what a greedy target would say; a drafter proposes, the guesses that
+The first part of a document is the prompt, the rest is what a greedy target would say. A drafter proposes, the guesses that
 agree are kept, and passes are counted. No model runs: ``--model`` only names the tokenizer. Documents are replayed one after
 the other, so drafters with a memory learn on the way; the datastore holds other documents of the same file. The last line of
 the output is one JSON document.

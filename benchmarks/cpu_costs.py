@@ -27,7 +27,7 @@ DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx2": 4, "avx512": 4, "avx512_v
 """Products of 8 bits for each product of floats, where the set has an instruction for them. Those that ``avx2`` and ``avx512``
 take to add them are not counted. A tile makes 1,024 a cycle, where vectors of floats make 32."""
 BFLOAT16_PRODUCTS = {"amx": 16}
-"""The same of bfloat16, where there are tiles of it."""
+"""Thousands of bfloat16 products per cycle, for processors that have tiles for them."""
 WHOLE = ("auto", "stored", "w8a8", "int4")
 """Types whose products are those of whole numbers, where the file has no more than a byte for a weight."""
 CHILD = """
@@ -61,7 +61,7 @@ class Rates:
 
     bytes_read: float
     multiply_adds: float
-    """Of float32, in a large product of PyTorch."""
+    """Multiply-adds per second in float32, measured with a large product of PyTorch."""
 
     @staticmethod
     def measured() -> Rates:

@@ -1,9 +1,9 @@
 """Checkpoints of the sizes people run on a CPU that say what the bundled pair says: the models of benchmarks/cpu.py.
 
 The bundled target and its draft are inflated (recipes/inflate.py) to a *small* model of 34M parameters, 512 wide, and a *mid*
-one of 196M, 1024 wide, each with a draft of two layers, and written as Hugging Face folders in bfloat16, so that every engine
-reads the same weights. Cost is that of the size, acceptance that of the trained pair. *gptq* is the bundled target as a GPTQ
-folder of 4 bits: each weight rounded to the nearest code, with a scale of 16 bits and a zero for every 64 inputs.
+one of 196M, 1024 wide. Each has a draft of two layers. All are written as Hugging Face folders in bfloat16, so that every
+engine reads the same weights. Cost is that of the size, acceptance that of the trained pair. Model *gptq* is the bundled target
+as a GPTQ folder of 4 bits. Each weight is rounded to the nearest code, with a scale of 16 bits and a zero for every 64 inputs.
 
     python benchmarks/cpu_models.py [--out build/cpu]
 """

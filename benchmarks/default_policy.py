@@ -1,10 +1,10 @@
 """Is the default policy as good as the best fixed length on each family of prompts, and never slower than plain decoding?
 
 Every drafter, a useless one included (the bundled draft with its vocabulary shuffled), runs with fixed lengths and with the
-adaptive policy, beside plain decoding on the same prompts. They run in lockstep: the one that has emitted least makes the
-next round, so that all of them meet the machine's moods at the same time; each is charged its own rounds, without the time that
-other work on the machine had. The best fixed length is chosen in repetitions of its own (the best of six in the ones that count
-would partly be the luckiest), and then it, the adaptive policy and plain decoding alone are compared. Times are medians over
+adaptive policy, beside plain decoding on the same prompts. They run in lockstep: the one that has emitted least makes the next
+round. So disturbances of the machine affect all of them alike. Each is charged its own rounds, without the time of other work
+on the machine. The best fixed length is chosen in repetitions of its own, because the best of six in the ones that count would
+partly be the luckiest. Then it is compared with the adaptive policy and with plain decoding. Times are medians over
 repetitions, summed over prompts.
 
     python benchmarks/default_policy.py [--rounds 3] [--choosing 2] [--prompts 8] [--max-tokens 192] [--model DIR --draft DIR]
@@ -75,8 +75,8 @@ def times_of(
 
 
 def every(llm: LLM, suites: list[str], args: argparse.Namespace) -> None:
-    """The adaptive policy on every row of the table that these models can run, each beside a plain decoding of its own: where
-    thirty take turns, none finds its own things in the caches, which a user's one method does. The first row is plain decoding
+    """The adaptive policy on every row of the table that these models can run, each beside a plain decoding of its own. If
+    thirty took turns, none would find its own data in the caches, as a user's one method does. The first row is plain decoding
     itself, to see what the figures are worth."""
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
     for suite in load_suites(suites):

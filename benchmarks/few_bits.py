@@ -2,9 +2,9 @@
 
     python benchmarks/few_bits.py [--model NAME] [--dtypes bfloat16 int8 int4] [--stories 24] [--tokens 128] [--out FILE]
 
-Both models read the same held-out stories (``held_out_stories.jsonl``). Reported for every type: the mean and the 99th
-percentile over all positions of KL(float32 || type) in nats, the mean total variation, how often both have the same likeliest
-token, and the perplexity of the stories. The last line is JSON.
+Both models read the same held-out stories (``held_out_stories.jsonl``). Reported for every type are the mean and the 99th
+percentile over all positions of KL(float32 || type) in nats. The mean total variation follows, then the share of equal
+likeliest tokens, and the perplexity of the stories. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -242,8 +242,9 @@ def compared(
     title: str,
     ends: bool = False,
 ) -> None:
-    """One line per (label, mode, method): speed, and whether the text is that of plain decoding, the first row of its mode;
-    if not, by how much the two best logits differ where they part. ``ends``: a text may end before it has ``num_tokens``."""
+    """One line per (label, mode, method): speed, and whether the text is that of plain decoding, the first row of its mode. If
+    not, the line says by how much the two best logits differ at the first difference. ``ends``: a text may end before it has
+    ``num_tokens``."""
     for _, mode, method in rows:
         bench.run(method, prompts[:1], 24, mode=mode)  # captures
     print(f"\n{title:<36}{'tok/s':>8}{'ms/round':>9}{'tok/round':>10}{'to plain':>9}   same text as plain")

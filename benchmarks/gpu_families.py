@@ -88,7 +88,7 @@ SHAPES: dict[str, Raw] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one family."""
+    """Measurements of one family."""
 
     family: str
     nodes: int

@@ -4,8 +4,8 @@
 
 Target and head are the bundled ones, inflated (recipes/inflate.py, recipes/inflate_head.py): real shapes, a small model's
 language. Every round is one captured graph, head included. Prompts are the first 24 tokens of the first twelve held-out
-stories, as in ``recipes/heads.py --stage judge``; with ``--mixed`` the four stories of benchmarks/gpu.py and the built-in
-suite's eight, which are further from what the models were trained on. The last line of stdout is one JSON document.
+stories, as in ``recipes/heads.py --stage judge``. With ``--mixed`` they are the four stories of benchmarks/gpu.py and the
+built-in suite's eight, which are further from what the models were trained on. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations

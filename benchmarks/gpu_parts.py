@@ -79,7 +79,7 @@ def kernel(queries: Tensor, memory: tuple[Tensor, Tensor], seen: Tensor, context
 
 
 def microseconds(calls: dict[str, Callable[[], Tensor]], *, rounds: int = 15, repeats: int = 20) -> dict[str, float]:
-    """Of one call each: the median over rounds in which all take turns."""
+    """Microseconds of one call of each: the median over rounds in which all take turns."""
     graphs, times = {}, {name: list[float]() for name in calls}
     for name, call in calls.items():
         call()

@@ -125,7 +125,7 @@ def run(x: Tensor, weight: Tensor | Packed, tile: Tile, kind: Kind) -> Tensor:
 
 
 def microseconds(calls: Sequence[Callable[[], Any]], *, repeats: int = 6) -> float:
-    """Of one call, the median of graph replays over all of them."""
+    """Microseconds of one call: the median of graph replays over all of them."""
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -51,7 +51,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "best-first 63": ("best-first", {"num_draft_tokens": 8, "num_tree_nodes": 63}),
 }
 LEAST = 2.0**-14
-"""Of a scale: an inflated model has blocks of zeros, and 0 / 0 is no number."""
+"""Smallest scale, because an inflated model has blocks of zeros, and 0 / 0 is no number."""
 NODES = (1, 8, 16, 64, 128, 512)
 
 
@@ -136,7 +136,7 @@ FORMS: dict[str, Callable[[Tensor], FewBits]] = {
     "GGUF Q4_K": four_bits_in_steps,
 }
 EXPERTS = Experts(count=32, num_chosen=4, size=2880, normalised=True, layers=(True,))
-"""Of gpt-oss-20b, whose stream is as wide as its experts."""
+"""The experts of gpt-oss-20b, whose stream is as wide as its experts."""
 
 
 def rounded_weights(weights: Weights, pack: Callable[[Tensor], FewBits]) -> Weights:
@@ -184,7 +184,7 @@ def check(name: str, pack: Callable[[Tensor], FewBits]) -> dict[str, Any]:
 
 
 Runs = dict[tuple[str, str], list[RequestState]]
-"""Of every form and method, one for each repeat."""
+"""Requests of every form and method, one for each repeat."""
 
 
 def measure(bench: Bench, modes: list[str], num_tokens: int, repeats: int) -> Iterator[Runs]:

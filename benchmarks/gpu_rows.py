@@ -3,10 +3,10 @@
     PYTHONPATH=src python benchmarks/gpu_rows.py [--tokens 96] [--rounds 3] [--json FILE] [--methods suffix jacobi]
 
 The models are the bundled pair in 8B shapes (recipes/inflate.py) in default numerics, batch 1, greedy, every row with its own
-default options. Plain decoding runs before each row, over the same prompts; a figure is the median over rounds of a row's
-tokens per second over those of the plain run in front of it. *stories* are held-out stories of the models' own domain;
-*copying* asks for a story again or with another name. The first round is not counted: kernels compile and prices are learned.
-Rounds are captured beforehand. ``captured`` says whether they ran as graphs. The last line is one JSON document.
+default options. Plain decoding runs before each row, over the same prompts. A figure is the median over rounds of a row's
+tokens per second over those of the plain run in front of it. The suite *stories* has held-out stories of the models' own
+domain; *copying* asks for a story again or with another name. The first round is not counted: kernels compile and prices are
+learned. Rounds are captured beforehand. ``captured`` says whether they ran as graphs. The last line is one JSON document.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     PYTHONPATH=src python benchmarks/gpu_samplers.py [--tokens 128] [--repeats 3] [--json FILE]
 
 The models are the bundled pair in 8B shapes (recipes/inflate.py). For every sampler the methods take turns in one process, each
-repeat over the same prompts; a figure is the median of tokens per second and of milliseconds per round, batch 1. ``step`` is a
-sampler's milliseconds per round over those of greedy decoding with the same method. The last line is one JSON document.
-The line with a grammar measures what masks cost a round. Its matcher is a table of masks; with llguidance installed, a second
-line has a real one.
+repeat over the same prompts. A figure is the median of tokens per second and of milliseconds per round, batch 1. ``step`` is a
+sampler's milliseconds per round over those of greedy decoding with the same method. The last line is one JSON document. The
+line with a grammar measures what masks cost a round. Its matcher is a table of masks; with llguidance installed, a second line
+has a real one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python benchmarks/half_sums.py FILE.gguf [--tokens 256] [--json FILE]
 
 Every engine reads the same text token by token. Its next-token laws are compared with those of the same weights multiplied in
-float32, whose own rounding is a thousand times finer. llama.cpp keeps its cache in float32 here, so that sums alone differ.
+float32, whose own rounding is a thousand times finer. The engine llama.cpp keeps its cache in float32 here, so that sums alone
+differ.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def own_logits(path: str, dtype: str, tokens: list[int]) -> Tensor:
 
 
 def llama_cpp_logits(path: str, tokens: list[int]) -> tuple[str, Tensor] | None:
-    """The same of llama.cpp, and its name; None where it does not import."""
+    """Name and logits of llama.cpp; None if it cannot be imported."""
     try:
         llama_cpp: Any = importlib.import_module("llama_cpp")
     except ImportError:
@@ -50,7 +51,7 @@ def llama_cpp_logits(path: str, tokens: list[int]) -> tuple[str, Tensor] | None:
 
 
 def distances(name: str, found: Tensor, exact: Tensor) -> dict[str, Any]:
-    """Of laws from the exact ones, over positions."""
+    """Distances of laws from the exact ones, over positions."""
     law, other = exact.double().log_softmax(-1), found.double().log_softmax(-1)
     divergences = (law.exp() * (law - other)).sum(-1)
     return {

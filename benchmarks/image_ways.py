@@ -14,7 +14,7 @@ from outrider.images.model import ImageModel
 from outrider.models.load import read_config
 
 NUM_GUESSES = 5
-"""Of a draft model or heads."""
+"""Guesses of a draft model or of heads."""
 Rule = tuple[str, tuple[tuple[str, Any], ...]]
 """A rule and its options."""
 LIKELY: Rule = ("lantern++", (("num_neighbours", 50), ("lantern_lambda", 2.0)))

@@ -2,8 +2,8 @@
 
 Each rule draws images of all classes with speculative Jacobi decoding, and with the draft model and trained heads where they
 are given. The one-step loss is measured in closed form on the laws of target and draft along images of the target. CNN-FID is
-the Frechet distance of features of a small classifier that is trained here on the images behind ``--tokens``: it is no
-Inception FID, and compares rules only with each other. "plain" against "plain, other seeds" is its noise floor.
+the Frechet distance of features of a small classifier that is trained here on the images behind ``--tokens``. It is no
+Inception FID, and compares rules only with each other. The distance of "plain" and "plain, other seeds" is its noise floor.
 
     python benchmarks/images.py --model build/images/mnist/target --draft build/images/mnist/draft --tokens build/images/mnist
 """
@@ -80,14 +80,14 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one way."""
+    """Measurements of one way."""
 
     method: str
     window: int
     lossless: bool
     passes: float
     error: float
-    """Of the mean of passes."""
+    """Standard error of the mean number of passes."""
     codes_per_pass: float
     kept: float
     """Share of tested guesses that were kept."""

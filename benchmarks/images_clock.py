@@ -33,7 +33,7 @@ def ways_of(model: ImageModel, heads: Sequence[Path], window: int) -> list[tuple
 
 
 def seconds_of(model: ImageModel, method: Method, batch_size: int, seed: int) -> tuple[float, float]:
-    """Of one image, and how many passes it took."""
+    """Seconds of one image, and how many passes it took."""
     labels = [number % model.num_classes for number in range(batch_size)]
     began = _clock(model.target.device)
     pictures = model.imagine(labels, method, model.params(seed=seed), max_batch_size=batch_size)

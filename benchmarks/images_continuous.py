@@ -1,9 +1,9 @@
 """Acceptance of continuous tokens by rule, schedule, shared noise and place in the image, and passes of whole images.
 
 Acceptance is measured on prefixes that the target wrote: every token of every image is drafted once and judged once. Whole
-images are then written with each rule; their law is compared with the target's by KS over single numbers of tokens, beside the
-distance of two target runs (the noise floor). The target writes the first tokens of an image itself: its prefill. The last
-line of the output is JSON.
+images are then written with each rule. Their law is compared with the target's by KS over single numbers of tokens, beside the
+distance of two target runs (the noise floor). The target writes the first tokens of an image itself: its prefill. The last line
+of the output is JSON.
 
     python benchmarks/images_continuous.py --model build/images/continuous [--images 200] [--steps 25,50]
 """
@@ -37,7 +37,7 @@ def mean_ks(a: Tensor, b: Tensor) -> float:
 
 @torch.no_grad()
 def acceptance(target: DiffusionModel, draft: DiffusionModel, rule: PathRule, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Of every token of images that the target wrote, and how far the two tokens of one noise are apart."""
+    """Acceptance at every token of images that the target wrote, and the distance between the two tokens of one noise."""
     chance = torch.Generator().manual_seed(1)
     p, q = (model.chain(model.conditions(images[:, :-1], labels).flatten(0, 1)) for model in (target, draft))
     noise = fresh_noise(q, chance)

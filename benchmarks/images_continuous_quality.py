@@ -1,8 +1,8 @@
 """Quality against acceptance of the rules of continuous tokens: tokens per pass, CNN-FID, and the law of a token.
 
 Each rule writes images of all classes. CNN-FID is the Frechet distance of features of a small classifier that is trained here
-on real digits of 8 pixels: it is no Inception FID, and compares rules only with each other. "plain" against "plain, other
-seeds" is its noise floor. The KS distance of a token's law is read from the results of ``images_continuous_law.py``.
+on real digits of 8 pixels. It is no Inception FID, and compares rules only with each other. The distance of "plain" and "plain,
+other seeds" is its noise floor. The KS distance of a token's law is read from the results of ``images_continuous_law.py``.
 ``images_plot.py`` draws both against tokens per pass. The last line of the output is JSON.
 
     python benchmarks/images_continuous_quality.py --model build/images/continuous --data mnist.npz

@@ -3,10 +3,10 @@
     python benchmarks/in_llama_cpp.py LLAMA_SPECULATIVE_SIMPLE [--dflash HEADS] [-n 48] [-K 4] [--out FILE]
 
 The first argument is the program ``llama-speculative-simple`` of a llama.cpp build. The bundled target, its draft model and its
-EAGLE-3 head are exported as GGUF files in float32; --dflash adds a folder of trained DFlash heads. llama.cpp continues every
-prompt greedily with each of them, and so does our engine with chains of the same length. Two differences remain: llama.cpp
-ends after the round that passes the limit, and its matrices are rounded in other places. So texts are compared up to the
-limit, and acceptance as a rate. The last line is JSON. The exit code is 1 if a text differs.
+EAGLE-3 head are exported as GGUF files in float32; --dflash adds a folder of trained DFlash heads. The engine llama.cpp
+continues every prompt greedily with each of them, and so does our engine with chains of the same length. Two differences
+remain: llama.cpp ends after the round that passes the limit, and its matrices are rounded in other places. So texts are
+compared up to the limit, and acceptance as a rate. The last line is JSON. The exit code is 1 if a text differs.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 VLLM_PYTHON is the Python of an environment with vLLM, in which outrider can be imported too (PYTHONPATH=src). MODEL is a folder
 of transformers. Each way runs in a process of its own: vLLM without guesses, with its n-gram, with our suffix proposer, and our
-own engine with the same drafter and length. "recycling" and "outrider-recycling" are token recycling in both. All are greedy,
-in float32, on one thread, one prompt at a time. Seconds are CPU seconds; every prompt counts at its fastest. The last line is
-JSON. The exit code is 1 if a text of vLLM differs from plain.
+own engine with the same drafter and length. The ways "recycling" and "outrider-recycling" are token recycling in both. All are
+greedy, in float32, on one thread, one prompt at a time. Seconds are CPU seconds; every prompt counts at its fastest. The last
+line is JSON. The exit code is 1 if a text of vLLM differs from plain.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Arm:
         self.service.prepare(is_warm=False)
 
     def tokens_per_pass(self, prompts: list[Any]) -> float:
-        """Of chains of four, in requests that are never served."""
+        """Tokens per pass of chains of four, in requests that are never served."""
         given = self.arguments
         every = [
             SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=_HELD_OUT + i, ignore_eos=True)

@@ -60,7 +60,7 @@ def untrained_head(folder: Path) -> LongSpecHead:
 
 
 def milliseconds(run: Callable[[], Any], times: int) -> float:
-    """Of a processor, the middle of some times."""
+    """Milliseconds of processor time, the median of several runs."""
     spent = list[float]()
     for _ in range(times + 1):  # the first warms up
         began = time.process_time()

@@ -1,9 +1,9 @@
 """What each lossy rule loses in one step, on real models: total variation of the first emitted token, in closed form.
 
-The target writes texts by plain sampling; at every position of them its law p and the draft's law q are computed, and the
-rule is asked what it would make there of one guess: sampled from q, and (rules for chosen guesses) q's likeliest token.
-With --generate each rule, and the lossless ones, also write texts of their own, and tokens per target pass are counted.
-Prints tables and, as its last line, one JSON document.
+The target writes texts by plain sampling. At every position of them its law p and the draft's law q are computed, and the rule
+is applied to one guess. The guess is sampled from q, or (for rules that take chosen guesses) it is q's likeliest token. With
+--generate each rule, and the lossless ones, also write texts of their own, and tokens per target pass are counted. Prints
+tables and, as its last line, one JSON document.
 
     python benchmarks/lossy_tv.py [--model NAME --draft NAME] [--temperature 1.0] [--tokens 64] [--generate]
 """
@@ -110,7 +110,7 @@ def report(llm: LLM, params: SamplingParams) -> dict[str, Any]:
 
 
 def tokens_per_pass(llm: LLM, rule: AcceptanceRule, temperature: float) -> float:
-    """Of texts written with the rule, five guesses a round: twelve requests of 80 tokens."""
+    """Tokens per pass with the rule, five guesses a round, over twelve requests of 80 tokens."""
     assert llm.draft is not None, "give a draft model"
     drafter = DraftModel(llm.draft, vocab_size=llm.target.vocab_size, draws=rule.exact_for[0])
     method = Method(drafter, rule, Fixed(FixedOptions(num_draft_tokens=5)))

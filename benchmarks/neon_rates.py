@@ -67,7 +67,7 @@ def rate(instruction: str) -> float:
 
 
 def bytes_per_second() -> float:
-    """What this thread reads from memory, beyond any cache."""
+    """Bytes per second that this thread reads from memory, beyond any cache."""
     numbers, least = torch.ones(1 << 26), float("inf")
     for _ in range(5):
         began = time.process_time()

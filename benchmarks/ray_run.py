@@ -131,7 +131,7 @@ def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:
 
 @dataclass
 class Load:
-    """What became of the requests."""
+    """Outcomes of the requests of a load."""
 
     counts: Counter[str] = field(default_factory=Counter)
     texts: list[tuple[str, str]] = field(default_factory=list)

@@ -2,9 +2,9 @@
 
     python benchmarks/regression.py [--share 0.05] [--pairs 8] [--plants "unchanged,every round,drafting alone"]
 
-Copies the package, makes every round (or only drafting with a draft model) take ``--share`` longer, and benches the unchanged
-copy, a second unchanged one and each slowed one in turns, ``--pairs`` times. The unchanged must agree; a slowed one must
-be reported. Wants a quiet machine. The last line is one JSON document.
+Copies the package, and makes every round (or only drafting with a draft model) take ``--share`` longer. Then it benches the
+unchanged copy, a second unchanged one and each slowed one in turns, ``--pairs`` times. The unchanged must agree; a slowed one
+must be reported. Wants a quiet machine. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PLANTS = {
     "every round": ("        return self._emit(batch, verdict, seen, began)", "", 1),
     "drafting alone": ("        scores = self.target.score(", "draft.tree.num_nodes > 1 and ", 3),
 }
-"""Where a busy wait goes in the engine's step: the line it stands before, its condition, and how many times the share it takes
-(of the time since the round began: a draft of four is about a third of a round)."""
+"""Where a busy wait goes in the engine's step: the line it stands before, its condition, and how many times the share it takes.
+The share is of the time since the round began; a draft of four is about a third of a round."""
 _FILE = "engine/step.py"
 UNCHANGED = "unchanged"
 

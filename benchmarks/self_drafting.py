@@ -4,11 +4,11 @@
     python benchmarks/self_drafting.py --parts                         # agreement of each exit; skip sets, searched and not
     python benchmarks/self_drafting.py --model FOLDER --prompts 12     # another model, by folder
 
-Every method is compared with plain decoding in the same process: the texts must be equal (float32), seed for seed. A guess of
-a self-drafter costs the part of the target that makes it, so tokens per pass alone say little. ``work`` is the layers run per
-token, drafting included, over those of plain decoding: below 1 a method can pay where a pass over many nodes costs what a pass
-over one does (heads and trials of a search are not counted). Milliseconds are of this machine, for orientation only. The last
-line is one JSON document.
+Every method is compared with plain decoding in the same process: the texts must be equal (float32), seed for seed. A guess of a
+self-drafter costs the part of the target that makes it, so tokens per pass alone say little. ``work`` is the layers run per
+token, drafting included, over those of plain decoding. Below 1 a method can pay where a pass over many nodes costs as much as
+one over a single node. (Heads and trials of a search are not counted.) Milliseconds are of this machine, for orientation only.
+The last line is one JSON document.
 """
 
 from __future__ import annotations

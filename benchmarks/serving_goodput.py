@@ -4,15 +4,15 @@
     PYTHONPATH=src python benchmarks/serving_goodput.py --fixed 1 2 4 6 8 --batches 64 8 1     every length, another order
     PYTHONPATH=src python benchmarks/serving_goodput.py --prompt-tokens 1000 --batches 64      long prompts
 
-A load generator in the process: always ``batch`` requests at once, the next one waiting when one ends, 32 to 96 tokens each.
-Goodput is tokens per second while all places are taken. ``static`` is the same without speculation when all requests begin at
-once and none follows. The gap is the time between two tokens of one request, its 99th percentile in medians. All loops are
-the scheduler (``engine/scheduler.py``): ``captured`` as ``LLM.generate`` sets it up and ``server`` as ``outrider serve``
-does, both with whole rounds as graphs and the device one ahead of the host (``engine/device_lane.py``); ``host`` without
-them; ``eqspec`` and ``exspec`` are the host with the groupings of rectangular batches (``engine/grouping.py``), the second
-with a window of three batches. The models are the bundled pair in 8B shapes (recipes/inflate.py); on a machine without a GPU,
-the bundled pair itself. Modes take turns; what is not measured when ``limit`` seconds are over is left out. The last line is
-JSON.
+A load generator in the process: always ``batch`` requests at once, each with 32 to 96 tokens. The next one waits for one to
+end. Goodput is tokens per second while all places are taken. ``static`` is the same without speculation when all requests begin
+at once and none follows. The gap is the time between two tokens of one request, its 99th percentile in medians. All loops are
+the scheduler (``engine/scheduler.py``). Loop ``captured`` is set up as by ``LLM.generate`` and ``server`` as by ``outrider
+serve``. Both have whole rounds as graphs, and the device is one round ahead of the host (``engine/device_lane.py``). Loop
+``host`` has no graphs. Loops ``eqspec`` and ``exspec`` are the host with the groupings of rectangular batches
+(``engine/grouping.py``), the second with a window of three batches. The models are the bundled pair in 8B shapes
+(recipes/inflate.py); on a machine without a GPU, the bundled pair itself. Modes take turns; what is not measured when ``limit``
+seconds are over is left out. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/serving_load.py [--seconds 1.5] [--repeats 5] [--temperature 0 1] [--clients 1 8 32] [--fixed 3]
 
-Two servers with the bundled pair: one speculates as it likes (`off` and `auto` are requests to the same one, nothing but the
-field `speculation` differs), one has a fixed length. Each of N clients sends its next request when the last is answered;
-prompts and lengths (32 to 96 tokens) are drawn, the same for every mode. Tokens are counted in a window in which all clients
-are busy; of a request that was under way when it began or ended, the part that fell into it. Printed: medians of tokens per
-second, and ratios of neighbouring runs with the 95 % interval of their mean. The last line is JSON.
+There are two servers with the bundled pair. One speculates as it likes (`off` and `auto` are requests to the same one, nothing
+but the field `speculation` differs), and one has a fixed length. Each of N clients sends its next request when the last is
+answered. Prompts and lengths (32 to 96 tokens) are drawn, the same for every mode. Tokens are counted in a window in which all
+clients are busy; of a request that was under way when it began or ended, the part that fell into it. Printed: medians of tokens
+per second, and ratios of neighbouring runs with the 95 % interval of their mean. The last line is JSON.
 """
 
 from __future__ import annotations

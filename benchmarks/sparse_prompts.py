@@ -47,7 +47,7 @@ class Text:
 
 
 def texts_of(llm: LLM, num_tokens: int, *, echo: bool) -> list[Text]:
-    """Of the suite, and with ``echo`` the same with a beginning that was said once, far before."""
+    """Prompts of the suite. With ``echo`` each repeats its beginning at the end."""
     (suite,) = load_suites(["long-context"])
     contents = [item.turns[0] for item in suite.items]
     prompts = [f"{content}\n\n{_opening(content)}" if echo else content for content in contents]
@@ -95,7 +95,7 @@ def loss(target: Target, choose: Choose, texts: Sequence[Text], whole: Sequence[
 
 
 def read_seconds(target: Target, texts: Sequence[Text]) -> float:
-    """Of all prompts, one after the other."""
+    """Seconds to read all prompts, one after the other."""
     began = time.perf_counter()
     for text in texts:
         target.prefill([text.prompt[:-1]], target.new_cache(1))

@@ -2,10 +2,11 @@
 
     python benchmarks/tune_exhaustive.py [--suites stories,extraction,chat] [--state build/tune.json] [--seconds 200]
 
-For each suite: tunes; then measures every lossless method at every length (trees at several sizes) and under the adaptive
-policy, once, in groups beside plain decoding; then all that came within ``--margin`` of the fastest, and what `tune` chose, in
-turns and several rounds; then the best few of these in four times as many rounds, and compares. What is done is kept in
-``--state``: with ``--seconds`` a call stops after about so long, and the next one goes on. The last line is one JSON document.
+For each suite it tunes. Then it measures every lossless method at every length (trees at several sizes) and under the adaptive
+policy, once, in groups beside plain decoding. Next come all that came within ``--margin`` of the fastest, and what `tune`
+chose, in turns and several rounds. Then it measures the best few of these in four times as many rounds, and compares. What is
+done is kept in ``--state``: with ``--seconds`` a call stops after about so long, and the next one goes on. The last line is one
+JSON document.
 """
 
 from __future__ import annotations

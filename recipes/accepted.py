@@ -1,5 +1,6 @@
-"""What a drafter is worth on held-out prompts: tokens and accepted guesses per target pass, with the engine itself, greedy, and
-how sure a difference between two drafters is (prompts drawn again and again with replacement, the same for both)."""
+"""The worth of a drafter on held-out prompts: tokens and accepted guesses per target pass, with the engine itself, greedy. It
+also says how sure a difference between two drafters is, by resampling the prompts, the same for both.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Counts:
 
     @staticmethod
     def from_rows(rows: Sequence[tuple[int, int, int]], texts: list[list[int]]) -> Counts:
-        """Of tokens, accepted guesses and passes by prompt."""
+        """Counts from (tokens, accepted guesses, passes) of every prompt."""
         tokens, accepted, passes = np.array(rows, dtype=np.float64).T
         return Counts(tokens, accepted, passes, texts)
 
@@ -56,7 +57,7 @@ class Counts:
         return float(self.accepted.sum() / self.passes.sum())
 
     def of(self, rows: Sequence[int] | NDArray[np.int64] | slice) -> Counts:
-        """Of some prompts."""
+        """Counts of some prompts."""
         return Counts(self.tokens[rows], self.accepted[rows], self.passes[rows], [])
 
     def gain(self, other: Counts, *, guesses: bool) -> tuple[float, float]:

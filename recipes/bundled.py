@@ -1,9 +1,9 @@
 """Make the bundled models: a deep, thin target and a shallow draft of one family, from story text to finished folders.
 
-The stages run in order (stories, tokenizer, corpus, target, draft) and each leaves its result in the working folder, so
-that one can be repeated alone; every stage that uses the accelerator stops at a time budget.
-The target has many thin layers and the draft one or two, because on a CPU a step costs about the same per layer at this
-width, and that difference is what speculation turns into speed.
+The stages run in order (stories, tokenizer, corpus, target, draft) and each leaves its result in the working folder, so that
+one can be repeated alone. Every stage that uses the accelerator stops at a time budget. The target has many thin layers and the
+draft one or two. On a CPU a step costs about the same per layer at this width, and speculation turns that difference into
+speed.
 """
 
 from __future__ import annotations

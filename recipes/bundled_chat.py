@@ -1,8 +1,8 @@
 """Make conversations out of stories.
 
-Every answer is found in the story itself (who, what, where, how it ends, a summary, a copy, a copy with one name changed),
-so that reading and copying are skills a small model can learn from them.
-Each kind of question is one function that returns a question and its answer, or nothing where the story has none.
+Every answer is found in the story itself: who, what, where, how it ends, a summary, a copy, a copy with one name changed. So a
+small model can learn reading and copying from them. Each kind of question is one function that returns a question and its
+answer, or nothing where the story has none.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def ask_feeling(story: Story, _: random.Random) -> tuple[str, str] | None:
 
 
 def ask_lesson(story: Story, rng: random.Random) -> tuple[str, str] | None:
-    """What was learned."""
+    """A question about what was learned in the story, with its answer."""
     lesson = re.search(r"learned (that [^.!?\"\n]+)|moral of the story is[:,]? ?(?:that )?([^.!?\"\n]+)", story.text)
     if not lesson or not story.hero:
         return None

@@ -1,8 +1,8 @@
 """Write documents in bulk with a small Llama checkpoint.
 
-A fixed batch of slots decodes in lockstep against a static key/value cache, and a slot that ends its story starts the
-next one at once, so no row ever idles and one step can be compiled and replayed as a CUDA graph.
-The same decoder writes the story corpus (from stories15M) and the text on which the draft is distilled (from the target).
+A fixed batch of slots decodes in lockstep against a static key/value cache, and a slot that ends its story starts the next one
+at once. So no row ever idles, and one step can be compiled and replayed as a CUDA graph. The same decoder writes the story
+corpus (from stories15M) and the text on which the draft is distilled (from the target).
 """
 
 from __future__ import annotations

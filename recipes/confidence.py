@@ -2,8 +2,9 @@
 
     python recipes/confidence.py --heads build/heads/heads/dspark --text build/heads/own.npy [--json FILE]
 
-Per depth: the mean confidence, the mean chance that a sampled guess is accepted (1 - TV), the share of likeliest tokens that
-agree, and the calibration error: ten bins by confidence, the mean distance between confidence and chance, weighted by size.
+Reported per depth are the mean confidence, the mean chance that a sampled guess is accepted (1 - TV), and the share of
+likeliest tokens that agree. The calibration error is the mean distance between confidence and chance over ten bins by
+confidence, weighted by size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def calibration_error(sure: Tensor, chance: Tensor, bins: int = 10) -> float:
 
 
 def reliability(sure: Tensor, chance: Tensor, bins: int = 10) -> list[list[float]]:
-    """Of every bin that is used: places, mean confidence, mean chance."""
+    """For every bin that is used: places, mean confidence, mean chance."""
     place = (sure * bins).long().clamp(max=bins - 1)
     parts = [(sure[place == each], chance[place == each]) for each in range(bins) if bool((place == each).any())]
     return [[len(one), round(float(one.mean()), 4), round(float(other.mean()), 4)] for one, other in parts]

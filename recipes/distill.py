@@ -1,12 +1,12 @@
 """What distillation is worth, on the bundled target: drafts of one shape and one beginning, taught in different ways.
 
-Text comes first: stories and conversations as the target's own corpus had them (`corpus`: sampled anew from stories15M, not
-written by the target), and the same beginnings continued by the target (`write`). A one-layer draft of the bundled shape is
-pre-trained on the corpus by cross-entropy, as any small sibling of a model is (`base`). From there the same number of steps
-goes on in several ways: more of the same (`control`), and on the target's text cross-entropy (`words`), DistillSpec by several
-divergences (`forward`, `mixed`, `tvd`, `ce`), on-policy (`own`: half of the windows are the draft's own), and AdaSPEC with
-several shares of places kept, its reference the draft that DistillSpec made of the same text with the same seed (`compare`
-holds the two against each other, prompt by prompt, over several seeds). `shift` trains a draft that reads no conversations,
+Text comes first. Stage `corpus` makes stories and conversations as in the target's own corpus (sampled again from stories15M,
+not written by the target). Stage `write` lets the target continue the same beginnings. A one-layer draft of the bundled shape
+is pre-trained on the corpus by cross-entropy, as any small sibling of a model is (`base`). From there the same number of steps
+goes on in several ways. `control` is more of the same. On the target's text, `words` is cross-entropy, and DistillSpec uses
+several divergences (`forward`, `mixed`, `tvd`, `ce`). It is also on-policy (`own`: half of the windows are the draft's own).
+AdaSPEC keeps several shares of places. Its reference is the draft that DistillSpec made of the same text with the same seed,
+and `compare` compares the two, prompt by prompt, over several seeds. Stage `shift` trains a draft that reads no conversations,
 and one that reads all, for `online.py`.
 
     python recipes/distill.py --data ../shared/data --stage corpus --stage write --stage base --stage control --stage distill \
@@ -247,7 +247,7 @@ def distill_stage(bench: Bench) -> None:
 
 
 def adaspec_stage(bench: Bench) -> None:
-    """The same, with places chosen by what the distilled one learned."""
+    """AdaSPEC: drafts trained at places that are chosen with the distilled draft."""
     reference = bench.draft(REFERENCE).requires_grad_(False)
     objectives = [
         DistillObjective(

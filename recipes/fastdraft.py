@@ -1,9 +1,8 @@
 """FastDraft: a small draft for any target, from nothing, in three steps (Zafrir et al. 2024, arXiv 2411.11055).
 
-A draft needs the target's vocabulary and little else. It is pre-trained on text with the target's tokenizer, then aligned:
-the target answers prompts in its own words, and the draft goes on learning from these answers by the same cross-entropy. A
-last step, which the paper leaves out and `--distill` adds, learns the target's whole law on them instead of the words it
-chose.
+A draft needs the target's vocabulary and little else. It is pre-trained on text with the target's tokenizer, then aligned. The
+target answers prompts in its own words, and the draft goes on learning from these answers by the same cross-entropy. A last
+step, which the paper leaves out and `--distill` adds, learns the target's whole law on them instead of the words it chose.
 
     python recipes/fastdraft.py --target MODEL --text corpus.jsonl --prompts chats.jsonl --out runs/fastdraft --distill
     outrider generate "..." --model MODEL --draft runs/fastdraft/distill/distill --method draft-model

@@ -9,8 +9,8 @@ heads of different groups learn from the same texts in the same order.
     python recipes/field.py train --out build/field --smoke                                   # toy scale, to try it on a CPU
 
 What ``judge`` says of each kind: trained numbers, acceptance by position while learning (teacher-forced, held-out texts), and
-tokens per pass with the engine, greedy, with chains and with best-first trees, on beginnings of held-out stories and of texts
-that the target wrote.
+tokens per pass with the engine. The latter are greedy, with chains and with best-first trees, on beginnings of held-out stories
+and of texts that the target wrote.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 python recipes/grid_captions.py --out build/grid --most-images 8 --steps 4000      # the target, once
 python recipes/grid_drafters.py --grid build/grid --out build/grid-drafters         # heads, then figures
 
-All drafts learn from the same batches, by the same loss, for the same steps: a text-only one, one with all visual columns
-(SpecVLM with one expert each), EAGLE-1, MSD without and with its curriculum, ViSpec with one and four columns per prompt, and
-SpecVLM with its gate. Pictures that follow each other are one run of columns. The target is run while they learn: nothing is
-stored. Texts are compared with plain decoding, greedy and sampled, in one ragged batch. The last line is one JSON document.
+All drafts learn from the same batches, by the same loss, for the same steps. There is a text-only one, one with all visual
+columns (SpecVLM with one expert each), EAGLE-1, and MSD without and with its curriculum. Further ones are ViSpec with one and
+four columns per prompt, and SpecVLM with its gate. Pictures that follow each other are one run of columns. The target is run
+while they learn: nothing is stored. Texts are compared with plain decoding, greedy and sampled, in one ragged batch. The last
+line is one JSON document.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a training step of n heads needs: the most memory of a process while it computes losses and gradients.
 
-Medusa heads that share the target's output matrix, on a random target of width 256. What a further head adds are its states,
-[places, H] a few times; logits, [places, V], exist for 2^24 / V places of one head at a time and again in the backward pass.
-`keep` keeps all of them instead, as a plain implementation does. Every measurement is a process of its own (Linux).
+Medusa heads that share the target's output matrix, on a random target of width 256. A further head adds its states, [places, H]
+a few times. Logits, [places, V], exist for 2^24 / V places of one head at a time and again in the backward pass. Mode `keep`
+keeps all of them instead, as a plain implementation does. Every measurement is a process of its own (Linux).
 
     python recipes/head_memory.py            # n = 1, 4, 8 heads, vocabularies of 4096 and 32768 tokens, both ways
 """

@@ -1,9 +1,9 @@
 """Make heads for the bundled target, all on the same target passes: the four that are bundled (Medusa, Hydra++, EAGLE-1 and
 EAGLE-3), or any others.
 
-The target writes its own training text (unconditionally, from its begin-of-text token, at mixed temperatures: what a
-drafter has to follow is the target, not a corpus), the heads learn its laws, and the best checkpoint of each by accepted
-length is kept.
+The target writes its own training text (unconditionally, from its begin-of-text token, at mixed temperatures), because a
+drafter has to follow the target, not a corpus. The heads learn its laws, and the best checkpoint of each by accepted length is
+kept.
 
     python recipes/heads.py --stage write --stage train --out build/heads          # on a GPU, about six minutes
     python recipes/heads.py --stage install --out build/heads                      # into src/outrider/bundled/heads

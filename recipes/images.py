@@ -1,7 +1,7 @@
 """Image models from a file of pictures: a codebook of patches, a class-conditional Llama over its codes, and a draft.
 
 An image is its class token and then its codes in raster order. A tenth of the class tokens are replaced by one that says
-nothing, so that the same model is also the unconditional one that classifier-free guidance needs (Ho & Salimans 2022, arXiv
+nothing. So the same model is also the unconditional one that classifier-free guidance needs (Ho & Salimans 2022, arXiv
 2207.12598). The file is an ``.npz`` with ``train_images``, ``train_labels``, ``test_images``, ``test_labels`` (uint8).
 
     python recipes/images.py --data mnist.npz --out build/images/mnist                              # CPU, two minutes

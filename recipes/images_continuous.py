@@ -27,7 +27,7 @@ from outrider.images.continuous.model import ContinuousShape, HeadChain, Network
 from outrider.images.continuous.paths import Schedule
 
 NUM_STEPS = (25, 50)
-"""Of the schedules that the draft learns the target's paths for."""
+"""Numbers of steps of the schedules for which the draft learns the target's paths."""
 DRAWN = 3
 """Steps of each that a batch is noised to."""
 SHAPES = {
@@ -49,7 +49,7 @@ def shrunk(images: Tensor) -> Tensor:
 
 
 Loss = Callable[[Tensor, Tensor, torch.Generator], Tensor]
-"""Of tokens [B, N, D] and labels [B]."""
+"""Computes the loss of tokens [B, N, D] and labels [B]."""
 
 
 def path_loss(draft: Network, target: Network) -> Loss:

@@ -1,7 +1,7 @@
 """An 8B-shaped model that says what a small one says: speed is measured on real shapes, acceptance on a real language.
 
-Every matrix of the small Llama becomes a corner of a large one, and the rest is noise that is only ever multiplied by zero
-(never zeros, which run faster than data). The residual stream keeps h live dimensions and one constant c; H - h - 1 are zero.
+Every matrix of the small Llama becomes a corner of a large one. The rest is noise that is only ever multiplied by zero. It is
+never zeros, which run faster than data. The residual stream keeps h live dimensions and one constant c; H - h - 1 are zero.
 
     norm    w' = w sqrt(h / H),  eps' = (eps - c^2 / h) h / H          so that  norm'(x, c, 0) = norm(x)
     heads   pair i of a rotated head becomes pair i D / d, which turns as fast; q' = q sqrt(D / d); a query group is
@@ -48,7 +48,7 @@ class InflatedShape:
     vocab: int
     context: int = 16384
     family: str = "llama"
-    """Or "mistral" (``window``), or "mixtral" (``experts``): the same language with another family's features."""
+    """Features of this family, with the same language: "llama", "mistral" (``window``) or "mixtral" (``experts``)."""
     window: int | None = None
     """Positions that a layer sees: what lies further back is forgotten, so the text is the small model's only up to here."""
     experts: int = 0
@@ -247,7 +247,7 @@ class Rows:
     zero: Tensor
     """Outputs that must be zero."""
     zero_in_added: Tensor
-    """The same in an added layer."""
+    """Outputs that must be zero in an added layer."""
     scale: float = 1.0
 
 

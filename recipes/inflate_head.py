@@ -71,7 +71,7 @@ def _matrix(source: Inflated, name: str, *, columns: Columns) -> Tensor:
 
 
 def _side_by_side(columns: Columns, count: int) -> Columns:
-    """The same inputs ``count`` times, one block after the other."""
+    """The inputs ``count`` times, one block after the other."""
     size = int(columns.source.max()) + 1
     real = torch.cat([columns.real + block * columns.count for block in range(count)])
     source = torch.cat([columns.source + block * size for block in range(count)])

@@ -10,9 +10,9 @@ engine contexts of several lengths. The last piece has just begun: a copy of one
     python recipes/long_context.py --scale cpu --stage write --stage target --stage heads --stage judge --out build/long_cpu
     python recipes/long_context.py ... --scale smoke                                       # toy sizes, to try the code
 
-Scale *cpu* is for one core and about half an hour of its time: contexts up to 8,192 tokens, which the target reads with a
-wider rotary base and tensors that stay as they are, heads of 80 steps, chains alone, two texts, and the milliseconds of a
-processor that a draft and a pass of the target over it take.
+Scale *cpu* is for one core and about half an hour of its time. It has contexts up to 8,192 tokens, which the target reads with
+a wider rotary base and unchanged tensors. It trains heads of 80 steps, drafts chains alone on two texts, and measures the
+processor time of a draft and of a pass of the target over it.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _row(llm: LLM, heads: dict[str, Path], pairs: list[tuple[Tokens, Tokens]], s
 
 
 def timed(run: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The same, and the seconds of every call."""
+    """Wraps a function, and adds the milliseconds of every call to ``spent``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         began = time.process_time()

@@ -18,7 +18,7 @@ from outrider.models.heads.frozen import RoundedHeadLinear, quicken
 
 
 def kilobytes(folder: str, bits: int) -> float:
-    """Of the matrices of heads for the bundled target, with 16-bit numbers where they are not rounded."""
+    """Kilobytes of the matrices of heads for the bundled target, in 16 bits where they are not rounded."""
     head = load_head(folder, ends=bundled_path("target"))
     if bits == 16:
         return sum(p.numel() * 2 for name, p in head.named_parameters() if p.dim() == 2 and "embed" not in name) / 1e3

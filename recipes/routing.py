@@ -37,7 +37,7 @@ WHAT = {
 }
 """The tables, each in a file of its own: FILE, FILE_predicted and FILE_time."""
 SHARES = (0.1, 0.2, 0.3, 0.5)
-"""Of the steps that a router is to escalate, as far as its scores allow."""
+"""Shares of the steps that a router is to escalate, as far as its scores allow."""
 
 
 @final

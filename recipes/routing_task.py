@@ -1,10 +1,10 @@
 """A task of ten steps that can be checked, and the small Llamas that learn it: a draft, a target and a reward model.
 
 A question is a first value and ten terms: ``a+d,*f,?c, ...``. A step applies the next term to the value so far and ends its
-line: ``+d=g``. Values are the letters a to m. There are three operations with tables drawn at random: ``+`` is common in the
-lessons, ``*`` is rarer and ``?`` is the rarest, so a model with little room or little time errs on it more often. A text is
-right if all of its steps are. The reward model is a third writer, of the draft's size and with more lessons than it: what it
-thinks of a step is how likely it would write it, so it errs too.
+line: ``+d=g``. Values are the letters a to m. There are three operations with tables drawn at random. In training, ``+`` is
+common, ``*`` is rarer and ``?`` is the rarest. So a model with little room or little time errs on ``?`` more often. A text is
+right if all of its steps are. The reward model is a third writer, of the draft's size and with more training. Its score of a
+step is how likely it would write it, so it errs too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ TABLE = {(one, name, two): _tables.choice(VALUES) for name in OPERATIONS for one
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model, and its lessons."""
+    """Size of a model and of its training."""
 
     hidden: int
     layers: int
     num_steps: int
     seed: str
-    """Of its lessons."""
+    """Seed of its training texts."""
 
 
 SIZES = {"draft": Size(96, 3, 150, "draft"), "target": Size(224, 5, 300, "target"), "reward": Size(96, 3, 260, "reward")}

@@ -1,8 +1,9 @@
 """One sorted draft for two targets of one vocabulary: each of its exits alone, and the exit chosen by confidence.
 
 The targets are the bundled one, and the same cut to half of its layers and distilled a little: another model with other texts.
-The draft is the bundled one with three more layers, which change nothing before they have learned (their last matrices are
-zero), after sorted training on texts of the first target. The bundled draft as ``draft-model`` is the plain alternative.
+The draft is the bundled one with three more layers, after sorted training on texts of the first target. The new layers change
+nothing before they have learned, since their last matrices are zero. The bundled draft as ``draft-model`` is the plain
+alternative.
 
     python recipes/smaller_drafts.py drafts                 # writes the texts, among other things
     python recipes/s2d_targets.py make                      # some five minutes of a CPU core

@@ -43,7 +43,7 @@ class Form:
 
     name: str
     megabytes: float
-    """Of the matrices that a pass reads."""
+    """Size of the matrices that a pass reads."""
     fixed: Timed
     """With drafts of depth four."""
     free: Timed
@@ -117,14 +117,15 @@ def head_forms(out: Path) -> Iterator[Form]:
 
 
 def megabytes(draft: Target) -> float:
-    """Of the matrices of a draft on the native decoder."""
+    """Size of the matrices of a draft on the native decoder."""
     decoder = draft.inner if isinstance(draft, ReducedDraft) else draft
     assert isinstance(decoder, NativeDecoder), "this recipe times the native decoder; it needs a C++ compiler"
     return decoder.num_bytes / 1e6
 
 
 def head_megabytes(folder: str, bits: int) -> float:
-    """The same of heads. An output matrix that is the target's counts too: it is read for every guess, in 16 bits."""
+    """Size of the matrices of heads. An output matrix that is the target's counts too: it is read for every guess, in 16
+    bits."""
     head = load_head(folder, ends=bundled_path("target"))
     has_own = any("lm_head" in name for name, _ in head.named_parameters())
     borrowed = 0 if has_own else 2 * head.config.draft_vocab_size * head.config.hidden_size

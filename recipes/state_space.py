@@ -40,7 +40,7 @@ def mamba(width: int, num_layers: int) -> Any:
 
 
 def hybrid(width: int, num_layers: int) -> Any:
-    """The same with attention in every fourth layer, and an MLP in all."""
+    """A model with attention in every fourth layer, and an MLP in all."""
     from transformers import BambaConfig, BambaForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": num_layers, "intermediate_size": 2 * width}

@@ -1,8 +1,8 @@
 """Drafts for a real checkpoint: stories15M writes stories, and Llamas of one and two layers learn its laws from them.
 
-The bundled pair was made together; this pair was not, so what holds for both is less likely to be an accident of one. Half of
-a minute and a half of writing is at temperatures near one; then the same distillation as that of the bundled draft, on fresh
-text and on continuations, a quarter of them greedy.
+The bundled pair was made together; this pair was not, so what holds for both is less likely to be an accident of one. The
+target writes for a minute and a half, half of it at temperatures near one. Then follows the distillation of the bundled draft,
+on fresh text and on continuations, a quarter of them greedy.
 
     python recipes/stories_draft.py --model ../shared/data/models/stories15M --out build/stories           # GPU, seven minutes
     python recipes/coupled_trees.py --model ../shared/data/models/stories15M --draft build/stories/draft-2

@@ -1,7 +1,7 @@
 """Is the order of heads that ``outrider analyse`` predicts the order that training finds?
 
-Three heads of one shape differ in what they see: the target's state alone (medusa), the state and the tokens after it (hydra
-without its prefix layer), and those tokens alone (the same hydra, whose states are zero). They learn in one process, from the
+Three heads of one shape differ in what they see. Medusa sees the target's state alone. Hydra without its prefix layer sees the
+state and the tokens after it. The same Hydra with zeros for states sees those tokens alone. They learn in one process, from the
 same batches of texts that the bundled target wrote, for the same number of steps. What is compared is the length that a chain
 of guesses keeps on held-out texts, which is what the probes predict.
 

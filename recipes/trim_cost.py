@@ -1,8 +1,8 @@
 """What fewer tokens save in a draft model of a large vocabulary: CPU time of a chain of four, by the tokens it can say.
 
 The draft has random weights, since only its time is asked for: two layers, 512 wide, 131,072 tokens. Each form guesses the
-chain in one native call, and token by token through Python, which is how a draft runs where sampling needs a function of the
-path (a grammar, say). Forms take turns; times are CPU milliseconds of one thread, medians.
+chain in one native call, and token by token through Python. The latter is how a draft runs if sampling needs a function of the
+path, such as a grammar. Forms take turns; times are CPU milliseconds of one thread, medians.
 
     python recipes/trim_cost.py --json benchmarks/results/trim_cost.json
 """

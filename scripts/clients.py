@@ -2,9 +2,9 @@
 
     python scripts/clients.py [--packages CLIENT=FOLDER] [--js FOLDER] [--out benchmarks/results/clients.json]
 
-Starts ``outrider serve`` with the bundled pair on the loopback and runs every client that is installed: the ``openai`` package
-(Python), ``litellm``, ``langchain-openai``, ``llama-index-llms-openai-like``, and with ``--js`` the ``openai`` package of a
-folder with ``node_modules``. Each client is a process of its own, because they ask for different versions of ``openai``;
+Starts ``outrider serve`` with the bundled pair on the loopback and runs every client that is installed. They are the ``openai``
+package (Python), ``litellm``, ``langchain-openai``, ``llama-index-llms-openai-like``, and with ``--js`` the ``openai`` package
+of a folder with ``node_modules``. Each client is a process of its own, because they ask for different versions of ``openai``;
 ``--packages litellm=FOLDER`` names a folder that ``pip install --target FOLDER litellm`` filled. A cell is yes, the error that
 came instead, or empty where the client has no such call. The exit code is 1 if a call of an installed client failed.
 """
@@ -58,7 +58,7 @@ def run_here(name: str, address: str) -> dict[str, dict[str, str]]:
 
 
 def run_apart(name: str, address: str, folder: str | None) -> dict[str, dict[str, str]]:
-    """The same in a process of its own, with the packages of a folder first. It talks to the server alone."""
+    """Run Python clients in a process of its own, with the packages of a folder first. It talks to the server alone."""
     paths = os.pathsep.join(path for path in (folder, os.environ.get("PYTHONPATH")) if path)
     env = {**os.environ, "PYTHONPATH": paths, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, __file__, "--client", name, "--address", address]
@@ -67,7 +67,7 @@ def run_apart(name: str, address: str, folder: str | None) -> dict[str, dict[str
 
 
 def run_js(address: str, folder: Path) -> dict[str, dict[str, str]]:
-    """The same with OpenAI's package for JavaScript."""
+    """Run OpenAI's package for JavaScript."""
     package = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())
     command = ["node", "--input-type=module", "-", address, MODEL, PROMPT, json.dumps(SCHEMA)]
     done = subprocess.run(

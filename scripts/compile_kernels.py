@@ -62,7 +62,7 @@ class NoDevice:
 
 
 def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
-    """What stands in the place of ``kernel[grid]``."""
+    """A stand-in for ``kernel[grid]`` that compiles and does not run."""
 
     def call(*arguments: Any, **options: Any) -> None:
         kernel.run(*arguments, grid=grid, warmup=True, **options)

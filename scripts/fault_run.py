@@ -3,10 +3,10 @@
     python scripts/fault_run.py [--minutes 30] [--clients 8] [--page-len 16] [--seed 0] [--out FILE]
 
 A server runs in this process on the loopback. Clients send requests, whole and streamed, with and without a grammar. Meanwhile
-faults come at random: the engine raises in the middle of a round, processes that compile grammars are killed, the clock jumps
-by an hour, readers read slowly or leave, and the audit log lies on a full disk. Every request must end in one of two ways: with
-the text that it gets alone, or with an error that says so. Afterwards no request, row or page may be held. The last line is
-JSON. The exit code is 1 if a request was lost, a text was wrong or something is held.
+faults come at random. The engine raises in the middle of a round, processes that compile grammars are killed, and the clock
+jumps by an hour. Readers read slowly or leave, and the audit log lies on a full disk. Every request must end in one of two
+ways: with the text that it gets alone, or with an error that says so. Afterwards no request, row or page may be held. The last
+line is JSON. The exit code is 1 if a request was lost, a text was wrong or something is held.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Load:
         self.address, self.rng = address, rng
         self.counts = Counter[str]()
         self.texts: dict[str, str] = {}
-        """Of requests, alone."""
+        """Texts of requests, each served alone."""
         self.answers: list[tuple[str, str]] = []
 
     async def client(self, until: float) -> None:
@@ -188,7 +188,7 @@ class Load:
 
 
 def held(service: Service) -> dict[str, int]:
-    """What is still held when nobody asks for anything: after the shared beginnings are forgotten, no page."""
+    """Everything that is still held when no request runs. After the shared beginnings are forgotten, it is no page."""
     scheduler = service.worker.scheduler
     scheduler.check_integrity()
     if scheduler.prefixes is not None:

@@ -64,7 +64,7 @@ def memory_of(pid: int) -> int:
 
 
 class Run:
-    """What was seen."""
+    """Observations of a run."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self.client, self.text = client, ""

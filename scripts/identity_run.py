@@ -74,7 +74,7 @@ def rule_of(method: str) -> type[AcceptanceRule]:
 
 
 def shown(answer: dict[str, Any]) -> list[Any]:
-    """What has to be equal."""
+    """The parts of an answer that must be equal."""
     return [
         (choice["text"], choice["finish_reason"], choice["logprobs"] and choice["logprobs"]["tokens"])
         for choice in answer["choices"]
@@ -82,7 +82,7 @@ def shown(answer: dict[str, Any]) -> list[Any]:
 
 
 class Run:
-    """What was asked, and what came of it."""
+    """A run: its requests and their outcomes."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments

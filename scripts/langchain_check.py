@@ -58,7 +58,7 @@ class TestServer(ChatModelIntegrationTests):
 
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:
-    """What became of a test, and why in a line."""
+    """The outcome of a test, and the reason in a line."""
     for kind, word in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         found = case.find(kind)
         if found is not None:

@@ -3,9 +3,9 @@
     python scripts/lm_eval_check.py [--packages FOLDER] [--out FILE]
 
 Writes two tasks of ten questions into a temporary folder and runs them through lm-eval's ``local-completions`` against
-``outrider serve`` with the bundled pair: once with ``--method plain``, once with a draft model that guesses in every round. The
-first task chooses among three endings by log-likelihood, which reads prompts. The second one writes an ending, which is where
-guesses are made. Nothing but the server is asked, because the tokenizer is the bundled one and the questions are here.
+``outrider serve`` with the bundled pair. One server runs with ``--method plain``, once with a draft model that guesses in every
+round. The first task chooses among three endings by log-likelihood, which reads prompts. The second one writes an ending, which
+is where guesses are made. Nothing but the server is asked, because the tokenizer is the bundled one and the questions are here.
 ``--packages`` names a folder that ``pip install --target FOLDER 'lm-eval[api]'`` filled. The last line is JSON. The exit code
 is 1 if anything differs, or if the run with guesses made none or the plain run made some.
 """

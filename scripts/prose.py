@@ -1,8 +1,11 @@
-"""Check the prose of the documents: ``python scripts/prose.py [FILE ...]`` prints what to mend and fails if there is anything.
+"""Check the project's prose: ``python scripts/prose.py [FILE ...]`` prints what to mend and fails if there is anything.
 
-It looks at paragraphs and list items of Markdown files, not at code, tables or headings. A sentence has at most 30 words, a
-line at most 120 characters, and no word of ``BANNED``. Files named in the numbered lists of CONTRIBUTING.md
+It looks at paragraphs and list items of Markdown files, not at code, tables, headings or quotes. A sentence has at most 30
+words and no word of ``BANNED``, and a line has at most 120 characters. Files named in the numbered lists of CONTRIBUTING.md
 must exist.
+
+In Python files it looks at docstrings, help texts and messages of errors. The same limits hold there, except for lines. A
+docstring must also stand alone: editors show it without the lines above it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import code_prose
 
 ROOT = Path(__file__).parents[1]
 MOST_WORDS = 30
@@ -30,8 +35,9 @@ BANNED = {
 }
 """A word, and what to do instead."""
 
+_BANNED = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)
 _FENCE = re.compile(r"^\s*(```|~~~)")
-_NO_PROSE = re.compile(r"^\s*(\||#|<|!\[|---\s*$|\[[^\]]+\]:)")
+_NO_PROSE = re.compile(r"^\s*(\||#|<|>|!\[|---\s*$|\[[^\]]+\]:)")
 _ITEM = re.compile(r"^\s*([-*+]|\d+\.)\s+")
 _IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -93,14 +99,29 @@ def _check(paragraph: Paragraph, path: str) -> Iterator[Finding]:
     for number, line in enumerate(paragraph.lines, paragraph.line):
         if len(line) > MOST_CHARACTERS:
             yield Finding(path, number, f"a line of {len(line)} characters; wrap it at {MOST_CHARACTERS}")
+    yield from _check_sentences(paragraph, path)
+
+
+def _check_sentences(paragraph: Paragraph, path: str) -> Iterator[Finding]:
     for sentence in paragraph.sentences:
         words = [word for word in sentence.split() if any(map(str.isalnum, word))]
         if len(words) > MOST_WORDS:
             start = " ".join(words[:6])
             yield Finding(path, paragraph.line, f"a sentence of {len(words)} words; split it: {start} ...")
-        for banned, instead in BANNED.items():
-            if re.search(rf"\b{banned}\b", sentence, re.IGNORECASE):
-                yield Finding(path, paragraph.line, f"the word {banned!r}; {instead}")
+        for banned in _BANNED.findall(sentence):
+            yield Finding(path, paragraph.line, f"the word {banned.lower()!r}; {BANNED[banned.lower()]}")
+
+
+def check_code(source: str, path: str) -> list[Finding]:
+    """Everything to mend in the prose of a Python file."""
+    found: list[Finding] = []
+    for one in code_prose.texts(source):
+        if one.opening:
+            found.append(Finding(path, one.line, f"a docstring that begins with {one.opening!r}; say what it is about"))
+        for paragraph in paragraphs(one.text):
+            moved = Paragraph(one.line + paragraph.line - 1, paragraph.lines)
+            found += _check_sentences(moved, path)
+    return sorted(found, key=lambda finding: finding.line)
 
 
 def check_journeys(text: str, path: str, root: Path) -> list[Finding]:
@@ -119,7 +140,7 @@ def check_journeys(text: str, path: str, root: Path) -> list[Finding]:
 
 def documents(root: Path) -> list[Path]:
     """The Markdown files of the project that people read."""
-    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
+    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "src").rglob("*.md")])
 
 
 def check_files(files: Iterable[Path], root: Path = ROOT) -> list[Finding]:
@@ -127,7 +148,7 @@ def check_files(files: Iterable[Path], root: Path = ROOT) -> list[Finding]:
     found: list[Finding] = []
     for file in files:
         text, name = file.read_text(encoding="utf-8"), _name(file, root)
-        found += check_text(text, name)
+        found += check_code(text, name) if file.suffix == ".py" else check_text(text, name)
         if name == "CONTRIBUTING.md":
             found += check_journeys(text, name, root)
     return found
@@ -140,8 +161,8 @@ def _name(file: Path, root: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="Markdown files (default: all)")
-    checked = parser.parse_args().files or documents(ROOT)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="Markdown or Python files (default: all)")
+    checked = parser.parse_args().files or [*documents(ROOT), *code_prose.files(ROOT)]
     found = check_files(checked)
     print("\n".join(map(str, found)) or f"{len(checked)} files, nothing to mend")
     return 1 if found else 0

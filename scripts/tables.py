@@ -66,13 +66,13 @@ def document(name: str) -> dict[str, Any]:
 
 
 def block(name: str) -> str:
-    """What stands between the comments of a table."""
+    """The text between the comments of a table."""
     found = document(name)
     return f"\n{table(found['rows'])}\n\n{origin(name, found)}\n\n"
 
 
 def figure(name: str, chosen: str | None, template: str) -> str:
-    """What stands between the comments of a figure in a sentence."""
+    """The text between the comments of a figure in a sentence."""
     found = document(name)
     wanted = [pair.split("=", 1) for pair in (chosen or "").split("; ") if pair]
     row = next((row for row in found["rows"] if all(str(row.get(key)) == value for key, value in wanted)), None)

@@ -32,9 +32,9 @@ class Conversation:
             raise OptionError(f"method {method!r} has no suffix memory; use 'suffix', or 'hybrid' with suffix as a part")
         self.llm = llm
         self.memory = SuffixMemory(vocab_size=llm.target.vocab_size)
-        """Of this conversation alone."""
+        """Tokens of this conversation alone."""
         self.messages: list[Message] = []
-        """What the next answer is given; cut it as you like, the memory keeps what was in it."""
+        """Messages of the next prompt. Cut them as you like: the memory keeps what was in them."""
         self.method = llm.compose(method, memory=self.memory, **options)
         """Answers are made by it; it reads and writes the memory."""
         for text in files:

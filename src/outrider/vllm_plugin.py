@@ -3,13 +3,13 @@
     vllm serve MODEL --speculative-config
         '{"method": "custom_class", "model": "outrider.vllm_plugin.SuffixProposer", "num_speculative_tokens": 8}'
 
-vLLM names the class by its path, makes it with its config, and calls ``propose`` after every step with the tokens of every
-slot of its batch. It does not say which request sits in a slot, and moves requests between slots. So a request is recognised
-by its tokens: a state belongs to the slot whose text goes on where the state's text ends, and how it goes on says which guesses
-were right. vLLM checks guesses by its own rule; what is written stays what vLLM would write without. Options of the method come
-as JSON in ``OUTRIDER_VLLM_OPTIONS``. ``register`` is an entry point that vLLM calls when it starts.
+vLLM names the class by its path, makes it with its config, and calls ``propose`` after every step with the tokens of every slot
+of its batch. It does not say which request sits in a slot, and moves requests between slots. So a request is recognised by its
+tokens. A state belongs to the slot whose text continues the state's text, and the continuation shows which guesses were right.
+The engine vLLM checks guesses by its own rule, and its text does not change. Options of the method come as JSON in
+``OUTRIDER_VLLM_OPTIONS``. ``register`` is an entry point that vLLM calls when it starts.
 
-Token recycling reads scores too. vLLM gives a proposer its model (``load_model``), whose logits of a step are kept until the
+Token recycling reads scores too. A proposer receives vLLM's model (``load_model``). The logits of a step are kept until the
 next guesses: a row for the last token of every slot, and one for each guess behind it.
 """
 
@@ -56,9 +56,9 @@ class _Slot:
     state: Any
     sampler: Sampler
     asked: tuple[Draft, Plan] | None = None
-    """What was guessed after these tokens."""
+    """The guesses after these tokens."""
     chain: Sequence[int] = ()
-    """What vLLM was told of it."""
+    """The part of it that vLLM received."""
 
     def is_continued_by(self, tokens: Sequence[int]) -> bool:
         size = len(self.tokens)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _load() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))  # it imports its neighbour
     spec = importlib.util.spec_from_file_location("prose", ROOT / "scripts" / "prose.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -79,3 +80,60 @@ def test_every_page_passes() -> None:
     pages = prose.documents(ROOT)
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "index.md", "lossless.md"} <= {page.name for page in pages}
     assert not [str(finding) for finding in prose.check_files(pages)]
+
+
+def test_every_docstring_help_text_and_error_passes() -> None:
+    files = prose.code_prose.files(ROOT)
+    assert len(files) > 700
+    assert not [str(finding) for finding in prose.check_files(files)]
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "The same in every slot.",
+        "As ``fork``, but final.",
+        "Of a row.",
+        "What is kept.",
+        "... and more.",
+        "Also this.",
+        "The same.",
+    ],
+)
+def test_a_docstring_stands_alone(opening: str) -> None:
+    found = prose.check_code(f'number = 1\n"""{opening}"""\n', "file.py")
+    assert [(one.line, "say what it is about" in one.message) for one in found] == [(2, True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What a drafter may know of a round.",
+        "The same draft length every round.",
+        "A row.",
+        "Asked of every row.",
+        "Often it is 0.",
+    ],
+)
+def test_a_docstring_that_says_its_noun_passes(text: str) -> None:
+    assert not prose.check_code(f'"""{text}"""\n', "file.py")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"""{}"""',
+        'parser.add_argument("--x", help="{}")',
+        'raise OptionError(f"{} {{value}}")',
+        'raise OptionError("Fine; {}")',
+    ],
+)
+def test_long_sentences_are_found_in_code(code: str) -> None:
+    assert len(prose.check_code(code.format("word " * 31), "file.py")) == 1
+
+
+def test_formulas_and_commands_in_docstrings_are_no_prose() -> None:
+    lines = "word " * 20
+    assert not prose.check_code(
+        f'"""Title.\n\n    {lines}\n    {lines}\noutrider {lines}\n\na   =   {lines}{lines}\n"""\n', "file.py"
+    )

@@ -24,7 +24,7 @@ from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 from outrider.transformers.drop_in import requests_of
 from outrider.transformers.hf_processors import bound, processing_of
-from outrider.transformers.hf_prompts import Prompts
+from outrider.transformers.hf_prompts import PaddedPrompts
 from outrider.transformers.hf_stops import stopping_of
 
 
@@ -128,7 +128,7 @@ def test_every_node_of_a_tree_has_the_law_of_generate(options: dict[str, Any]) -
         return input_ids
 
     shared().generate(RAGGED, **{**SAMPLED, "temperature": 1.0, "top_k": 50, **options}, custom_generate=capture)
-    prompts = Prompts.of(RAGGED, {"attention_mask": MASK})
+    prompts = PaddedPrompts.of(RAGGED, {"attention_mask": MASK})
     processing = processing_of(call["logits_processor"], prompts, do_sample=True)
     requests = requests_of(prompts, processing, stopping_of(call["stopping_criteria"], prompts))
     tree = TokenTree.of_rows([([row[-1], 5, 6, 7, 5, 6], [-1, 0, 0, 1, 2, 3]) for row in prompts.rows])

@@ -1,8 +1,8 @@
 """Block verification: the guesses of a chain are judged together, so a weak one can be carried by those after it.
 
-Instead of stopping at the first rejected guess, every prefix of the chain is tested and the longest one that passes
-is kept. pi_i is how much of the target's law of the prefix x_1..x_i the draft supplies, h_i the chance of keeping a
-prefix whose extensions were all dropped. It never keeps fewer guesses on average than token-wise rejection.
+Instead of stopping at the first rejected guess, every prefix of the chain is tested and the longest one that passes is kept.
+Here pi_i is how much of the target's law of the prefix x_1..x_i the draft supplies. The chance of keeping a prefix whose
+extensions were all dropped is h_i. It never keeps fewer guesses on average than token-wise rejection.
 
     pi_0 = 1;   pi_i = min(1, pi_{i-1} p(x_i | x_<i) / q(x_i | x_<i))
     S_i = sum_v (pi_i p(v | x_<=i) - q(v | x_<=i))+;   h_i = S_i / (S_i + 1 - pi_i) for i < K;   h_K = pi_K

@@ -1,17 +1,17 @@
 """The rule for chosen guesses: each is accepted with the probability the target still gives it.
 
-A guess that was chosen rather than sampled (top-k, copied, retrieved) is a draw from a point mass, and rejection
-sampling with a point mass at x accepts x with probability p(x) and otherwise leaves p without x. Siblings are tried
-in order, each against what its elders left; when all are rejected, the rest is drawn from. In distribution this is:
-draw y ~ p and follow the branch that holds y, if there is one.
+A guess that was chosen rather than sampled (top-k, copied, retrieved) is a draw from a point mass. Rejection sampling with a
+point mass at x accepts x with probability p(x) and otherwise leaves p without x. Siblings are tried in order, each against what
+its elders left; when all are rejected, the rest is drawn from. In distribution this is: draw y ~ p and follow the branch that
+holds y, if there is one.
 
     r <- p
     for child x in order:   accept with probability r(x) / sum(r),   else r(x) <- 0
     no child left:          y ~ r / sum(r)
 
-Recursive rejection (Miao et al. 2023, SpecInfer, arXiv 2305.09781) with point masses, as EAGLE-2 verifies its top-k
-trees (Li et al. 2024, arXiv 2406.16858). Lossless for any guesses that do not depend on this rule's own numbers; it
-is declared for chosen ones only, because a sampled guess has a q, and the rules that use q accept it more often.
+Recursive rejection (Miao et al. 2023, SpecInfer, arXiv 2305.09781) with point masses, as EAGLE-2 verifies its top-k trees (Li
+et al. 2024, arXiv 2406.16858). Lossless for any guesses that do not depend on this rule's own numbers. It is declared for
+chosen ones only: a sampled guess has a q, and the rules that use q accept it more often.
 """
 
 from __future__ import annotations

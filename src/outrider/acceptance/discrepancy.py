@@ -6,9 +6,9 @@
     W1   least cost of moving p's mass to q's, where moving it from token x to y costs |e_x - e_y| / 2, with e the
          token's embedding scaled to length 1: between 0 and TV, small when q says other words for the same thing
 
-W1 is a linear programme. Here it is bounded from above: the mass both laws share stays, the ``m`` largest surpluses go
-to the ``m`` largest deficits by a plan that Sinkhorn's iteration finds, and all other mass pays the largest cost, 1.
-Any plan that moves no more than there is gives such a bound, so a gate on it never opens by mistake.
+W1 is a linear programme. Here it is bounded from above. The mass that both laws share stays, the ``m`` largest surpluses go to
+the ``m`` largest deficits by a plan that Sinkhorn's iteration finds. All other mass pays the largest cost, 1. Any plan that
+moves no more than there is gives such a bound, so a gate on it never opens by mistake.
 """
 
 from __future__ import annotations

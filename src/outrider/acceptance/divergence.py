@@ -6,11 +6,11 @@ law, fewer guesses kept). With threshold 0 only equal laws open the gate, which 
 
     keep x_i  iff  Div(p_i, q_i) <= T  or  u_i q_i(x_i) < p_i(x_i);     first rejection: y ~ norm((p_i - q_i)+)
 
-Holsman et al. 2025, "Fuzzy Speculative Decoding", arXiv 2502.20704. What is lost: out = q where the gate is open, p
-where it is shut, so TV(out, p) is TV(p, q) or 0: at most T by "tv", sqrt(T / 2) by "kl", sqrt(2 T) by "js"; "w1" bounds
-how far the meaning moves and not how often the word changes. At temperature 0 both laws are point masses, at distance
-0 (the guess is right) or at the largest there is, so the text stays the greedy one while T is below that: log 2 for
-"js", 1 for "tv", any T for "kl", half the distance of the two embeddings for "w1".
+Holsman et al. 2025, "Fuzzy Speculative Decoding", arXiv 2502.20704. What is lost: out = q where the gate is open, and p where
+it is shut. So TV(out, p) is TV(p, q) or 0. It is at most T by "tv", sqrt(T / 2) by "kl", sqrt(2 T) by "js". The gate "w1"
+bounds how far the meaning moves and not how often the word changes. At temperature 0 both laws are point masses, at distance 0
+(the guess is right) or at the largest distance there is. So the text stays the greedy one while T is below that distance. It is
+log 2 for "js", 1 for "tv", unlimited for "kl", and half the distance of the two embeddings for "w1".
 """
 
 from __future__ import annotations

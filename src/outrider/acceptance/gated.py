@@ -1,9 +1,8 @@
 """The exact rule for chosen guesses with a gate in front: a guess the gate lets through is kept outright.
 
-At every node the gate names the least judged probability that passes it; a gate may also look elsewhere (``judge``). A
-guess that does not pass takes the exact test of ``delta``, relaxed by a share: the coin is tossed as if the target had
-only that much probability to give. With a closed gate and a share of 1 nothing is left but the exact rule, number for
-number.
+At every node the gate names the least judged probability that passes it; a gate may also look elsewhere (``judge``). A guess
+that does not pass takes the exact test of ``delta``, relaxed by a share. The coin is tossed as if the target had only that much
+probability to give. With a closed gate and a share of 1 nothing is left but the exact rule, number for number.
 
     for child x in order:   keep if judged(x) >= limit  or  u (share - sum of p over elders) < p(x)
     no child kept:          y ~ p without the children

@@ -1,17 +1,17 @@
 """Grouped speculative decoding: guesses are tested by the probability of their group.
 
 A group of codes that look alike is more certain than any of them, so group probabilities of draft and target agree better than
-those of single tokens. ``gsd`` is the published rule: the group is made anew around every guess, of the tokens next to it in
-the order of p that are near in p and in the codebook, and a rejection is followed by the token-wise residual.
+those of single tokens. The rule ``gsd`` is the published one. It makes a new group around every guess, of the tokens next to it
+in the order of p that are near in p and in the codebook. A rejection is followed by the token-wise residual. The rule
 ``gsd-partition`` keeps one partition of the codebook and pays what is owed group by group.
 
     gsd            C(x): G/2 tokens on each side of x by p,  |p(v) - p(x)| < p_threshold,  |e_v - e_x|^2 < distance_threshold
                    keep x  with  min(1, p(C) / q(C));     rejection:  y ~ norm((p - q)+)
     gsd-partition  keep x  with  min(1, P(C) / Q(C)),  P and Q the group sums;     rejection:  C ~ norm((P - Q)+),  y ~ p(. | C)
 
-So et al. 2025, arXiv 2508.07747. What is lost: with a partition the law of the GROUP is the target's own (rejection
-sampling over groups), and within a kept group the token follows q instead of p. Dynamic groups are no partition: not even the
-law of groups is kept. At temperature 0 ``gsd`` leaves greedy text alone; ``gsd-partition`` keeps guesses in the argmax's group.
+So et al. 2025, arXiv 2508.07747. What is lost: with a partition the law of the GROUP is the target's own (rejection sampling
+over groups). Within a kept group the token follows q instead of p. Dynamic groups are no partition: not even the law of groups
+is kept. At temperature 0 ``gsd`` leaves greedy text alone; ``gsd-partition`` keeps guesses in the argmax's group.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ what is added by delta; LANTERN++ by (lambda - 1) times the guess's own probabil
     temperature 0:  keep x  iff  p'(x) is above every other probability of the softmax
 
 Jang et al. 2025, arXiv 2410.03355; Park et al. 2025, arXiv 2502.06352; the residual is that of the released code. What is lost:
-delta bounds how far p' of ONE guess is from p. Every guess has its own p', so the emitted law is not within delta of p: a draft
-that knows ten codes of a uniform target's 512 is kept always, at a total variation of 0.98. ``measure`` says what is lost.
+delta bounds how far p' of ONE guess is from p. Every guess has its own p', so the emitted law is not within delta of p. For
+example, a draft that knows ten codes of a uniform target's 512 is kept always, at a total variation of 0.98. ``measure`` says
+what is lost.
 """
 
 from __future__ import annotations

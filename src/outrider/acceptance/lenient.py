@@ -1,8 +1,8 @@
 """Lenience: rejection sampling that takes the draft's word a little too often.
 
-The draft's law is scaled down by l before it is compared with the target's, so a guess is kept up to 1/l times as
-often as it should be; after a rejection comes what p has beyond the scaled law. l = 1 is rejection sampling, number
-for number. At temperature 0 a guess is kept when it is at least l times as likely as the best token.
+The draft's law is scaled down by l before it is compared with the target's, so a guess is kept up to 1/l times as often as it
+should be. After a rejection comes what p has beyond the scaled law. With l = 1 this is rejection sampling, number for number.
+At temperature 0 a guess is kept when it is at least l times as likely as the best token.
 
     keep x_i  iff  u_i l q_i(x_i) < p_i(x_i);     first rejection: y ~ norm((p_i - l q_i)+);     none: y ~ p_{K+1}
     temperature 0:  keep x_i  iff  x_i is the argmax or  judged(x_i) > l max judged;     rejection: y = argmax

@@ -1,20 +1,20 @@
 """Recursive rejection on trees: siblings are tried one after the other, each against what its elders left of the target.
 
-A rejected guess has used up part of the target's law; the rest takes its place, and the next sibling is tested against
-that, with the law *it* was drawn from: q again if siblings are independent (a duplicate is then rejected surely, and the
-rest shrinks all the same), q without the elder ones if they were drawn without replacement. Where a guess is accepted the
-walk goes on below it; where all are rejected, the rest is drawn from.
+A rejected guess has used up part of the target's law, and the rest takes its place. The next sibling is tested against that
+rest, with the law *it* was drawn from. If siblings are independent, this is q again: a duplicate is surely rejected, and the
+rest still shrinks. If they were drawn without replacement, it is q without the elder ones. Where a guess is accepted the walk
+goes on below it; where all are rejected, the rest is drawn from.
 
     r <- p;   for child x in order:   accept with probability min(1, r(x) / q'(x)),   else r <- norm((r - q')+)
     independent: q' = q;    without replacement: q' = norm(q without the elder children)
     several drafters, whose guesses take turns: q' from q_s, s = (number of elder children) mod (number of drafters)
     no child left:   y ~ r
 
-Miao et al. 2023 (SpecInfer, arXiv 2305.09781) for independent siblings; Jeon et al. 2024 (RSD, arXiv 2402.14160) and Chen
-et al. 2024 (Sequoia, arXiv 2402.12374) without replacement. Lossless for both by Corollary B of docs/lossless.md. It works
-from the top down, so it may also be used where the number of siblings depends on other branches (a stochastic beam), and
-where siblings were drawn from different laws, those of drafters that take turns (``core/turns.py``).
-On a chain it is token-wise rejection.
+Miao et al. 2023 (SpecInfer, arXiv 2305.09781) for independent siblings; Jeon et al. 2024 (RSD, arXiv 2402.14160) and Chen et
+al. 2024 (Sequoia, arXiv 2402.12374) without replacement. Lossless for both by Corollary B of docs/lossless.md. The rule works
+from the top down. So it may also be used where the number of siblings depends on other branches (a stochastic beam). Siblings
+may also come from different laws, those of drafters that take turns (``core/turns.py``). On a chain it is token-wise
+rejection.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def _norm_row(weights: Tensor) -> Tensor:
 
 
 def _norm(weights: Tensor) -> Tensor:
-    """The same for the rows of a batch. (Padding may hold anything, so zero is not a multiplication by 0.)"""
+    """The rows scaled to 1; all zero where nothing is left. (Padding may hold anything, so zero is not a multiplication by
+    0.)"""
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 0, weights / total, 0.0)

@@ -1,8 +1,8 @@
 """Token-wise rejection sampling: the rule of the first speculative decoders.
 
-A guess x sampled from the draft's law q is kept with probability min(1, p(x) / q(x)); the first one that is not is
-replaced by a draw from what q lacks, and the rest of the chain is dropped. Kept guesses supply min(p, q) and
-replacements supply (p - q)+, which add up to p. After a chain that is kept whole comes a bonus token from p.
+A guess x sampled from the draft's law q is kept with probability min(1, p(x) / q(x)). The first rejected guess is replaced by a
+draw from what q lacks, and the rest of the chain is dropped. Kept guesses supply min(p, q) and replacements supply (p - q)+,
+which add up to p. After a chain that is kept whole comes a bonus token from p.
 
     accept x_i  iff  u_i q_i(x_i) < p_i(x_i);    first rejection: y ~ norm((p_i - q_i)+);    none: y ~ p_{K+1}
 

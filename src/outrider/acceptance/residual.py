@@ -1,7 +1,7 @@
-"""What the target is still owed after a rejection, and how a token is drawn from it.
+"""The residual: the law that the target is still owed after a rejection, and a draw from it.
 
-A rejected guess has used up part of the target's law p; the *residual* is the rest, kept unnormalised. It is drawn by
-an exponential race, which needs neither a normaliser nor a logarithm of the weights (zeros are simply never first).
+A rejected guess has used up part of the target's law p; the *residual* is the rest, kept unnormalised. It is drawn by an
+exponential race, which needs neither a normaliser nor a logarithm of the weights (zeros are never first).
 
     y = argmax_v w(v) / E(v),   E(v) ~ Exp(1)   =>   P(y) = w(y) / sum(w)
 

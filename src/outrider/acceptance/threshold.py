@@ -6,9 +6,9 @@ is the pair of knobs of SGLang's speculative sampling, and with ``threshold_acc`
 
     keep x  iff  p(x) >= threshold_single   or   u (threshold_acc - sum of p over elders) < p(x)
 
-What is lost: one step is off by TV <= max(1 - threshold_single, 1 - threshold_acc) when one guess is made, the first
-because a guess kept outright replaces at most that much, the second because a token gets at most p(x) / threshold_acc.
-At temperature 0 the softmax of the logits is judged: a near tie may be emitted instead of the argmax.
+What is lost: one step is off by TV <= max(1 - threshold_single, 1 - threshold_acc) when one guess is made. The first holds
+because a guess kept outright replaces at most that much, and the second because a token gets at most p(x) / threshold_acc. At
+temperature 0 the softmax of the logits is judged: a near tie may be emitted instead of the argmax.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ exact rule and nothing is lost by guessing further. Ties with the k-th likeliest
 
     keep x  iff  fewer than k tokens have a larger p than x, and p(x) > 0;    else with probability p(x), as ``delta``
 
-Stern, Shazeer & Uszkoreit 2018, "Blockwise Parallel Decoding for Deep Autoregressive Models", arXiv 1811.03115.
-What is lost: a kept guess stands for all the target might have said, so one step is off by up to 1 - p(x) for it; with
-k = 1 and a sampled target that is already the mass outside the top token.
+Stern, Shazeer & Uszkoreit 2018, "Blockwise Parallel Decoding for Deep Autoregressive Models", arXiv 1811.03115. What is lost: a
+kept guess stands for all the target might have said, so one step is off by up to 1 - p(x) for it. With k = 1 and a sampled
+target that is already the mass outside the top token.
 """
 
 from __future__ import annotations

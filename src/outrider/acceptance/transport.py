@@ -1,8 +1,8 @@
 """Optimal transport: of k independent guesses one is kept as often as any lossless rule can keep one.
 
-A rule that sees k draws of q and keeps one of them supplies every set S of tokens at most as often as S is drawn,
-1 - (1 - q(S))^k. What is kept must stay below p as well. The best supply is min(p, c q) with the largest c that respects
-the first bound. k-SEQ has the same form with a smaller c, because it decides on each guess before it sees the next.
+A rule that sees k draws of q and keeps one of them supplies every set S of tokens at most as often as S is drawn, 1 - (1 -
+q(S))^k. What is kept must stay below p as well. The best supply is min(p, c q) with the largest c that respects the first
+bound. The rule k-SEQ has the same form with a smaller c, because it decides on each guess before it sees the next.
 
     tokens in falling order of p / q;   Q_j = q(first j tokens),  P_j = p(first j tokens),  F(x) = 1 - (1 - x)^k
     missing = max_j (P_j - F(Q_j)), at least 0;    c = max_j (P_j - missing) / Q_j;    accepted = 1 - missing

@@ -1,20 +1,20 @@
 """Traversal verification: the tree is judged from its leaves upwards, so a weak guess can be carried by those below it.
 
-Every node has a *supply*, the probability with which something at or below it must be kept for the output to be exact;
-a leaf is kept with its supply. A leaf that is dropped has used up part of its parent's law, as in recursive rejection,
-and what is left decides with which supply and which law the parent goes on, first to its next child and at last as a
-leaf itself. The root is always kept. On a chain this is block verification, at depth one recursive rejection; it never
-keeps fewer guesses on average than the latter.
+Every node has a *supply*, the probability with which something at or below it must be kept for the output to be exact; a leaf
+is kept with its supply. A leaf that is dropped has used up part of its parent's law, as in recursive rejection. What is left
+decides with which supply and law the parent goes on, first to its next child and at last as a leaf itself. The root is always
+kept. On a chain this is block verification, at depth one recursive rejection; it never keeps fewer guesses on average than the
+latter.
 
     supply(root) = 1;   supply(child) = min(1, supply(u) p_u(x) / q_u(x))        when it is entered, in draw order
     leaf: keep it with probability supply(leaf), and say y ~ p_leaf
     else, for its parent u:   S = sum((supply p_u - q_u)+),   p_u <- norm((supply p_u - q_u)+),
                               supply(u) <- S / (S + 1 - supply(u)),   q_u <- norm(q_u without x), or q_u if independent
 
-Weng et al. 2025, "Traversal Verification for Speculative Tree Decoding", arXiv 2505.12398. Lossless for siblings drawn
-without replacement (or independent and merged), and for independent ones, if the shape of the tree does not depend on
-tokens in *other* branches: it looks at the deeper nodes of one branch before the next branch is tried, so a stochastic
-beam, whose branches compete for places, is not for it.
+Weng et al. 2025, "Traversal Verification for Speculative Tree Decoding", arXiv 2505.12398. Lossless for siblings drawn without
+replacement (or independent and merged), and for independent ones, if the shape of the tree does not depend on tokens in *other*
+branches. The rule looks at the deeper nodes of one branch before it tries the next. So it refuses a stochastic beam, whose
+branches compete for places.
 """
 
 from __future__ import annotations

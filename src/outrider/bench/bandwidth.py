@@ -1,9 +1,9 @@
-"""How fast this machine can read memory, and how much a target pass has to read.
+"""Memory bandwidth of this machine, and the bytes that a target pass has to read.
 
-Decoding one token reads every weight once, so (bytes of weights) / (peak bandwidth) is the floor of a pass, and the share of
-the peak that a pass reaches says how far an implementation is from it. The peak is measured, not looked up: the best of
-several sums over a buffer much larger than the caches. A model that fits into a cache can exceed it; the same sum over a
-buffer of the model's own size is measured too.
+Decoding one token reads every weight once, so a pass takes at least (bytes of weights) / (peak bandwidth). The share of the
+peak that a pass reaches says how far an implementation is from that floor. The peak is measured, not looked up: the best of
+several sums over a buffer much larger than the caches. A model that fits into a cache can exceed it; the same sum over a buffer
+of the model's own size is measured too.
 
     fraction = weight bytes / seconds per pass / peak
 """
@@ -24,7 +24,7 @@ from outrider.models.source import local_path
 
 _BIG = 512 << 20
 _SECONDS = 0.4
-"""How long each size is tried."""
+"""Seconds of measurement for each size."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Bandwidth:
     """Bytes per second."""
 
     peak: float
-    """Reading a buffer larger than the caches."""
+    """Bytes per second when reading a buffer larger than the caches."""
     at_model_size: float
-    """Reading a buffer as large as the weights, again and again."""
+    """Bytes per second when reading a buffer as large as the weights, again and again."""
     weight_bytes: int
-    """What one target pass reads at least."""
+    """Fewest bytes that one target pass reads."""
 
     def fraction(self, pass_seconds: float) -> float:
         return self.weight_bytes / pass_seconds / self.peak if pass_seconds else 0.0
@@ -46,13 +46,14 @@ class Bandwidth:
 
 
 def measure_bandwidth(name: str, target: Target) -> Bandwidth:
-    """Measures the model called ``name``, loaded as ``target``."""
+    """Measure with the model called ``name``, loaded as ``target``."""
     size = weight_bytes(name, target)
     return Bandwidth(read_speed(_BIG, target.device), read_speed(max(size, 1 << 16), target.device), size)
 
 
 def weight_bytes(name: str, target: Target) -> int:
-    """Bytes one pass must read: every parameter in the type it is kept in; of an embedding that is not the head, one row."""
+    """Bytes that one pass must read: every parameter in the type it is kept in. An embedding that is not the head counts as one
+    row."""
     info, path = describe_model(name), local_path(name)
     raw = hf_config(read_gguf(str(path))) if path.suffix == ".gguf" else read_config(path)
     config = config_of(raw)

@@ -1,8 +1,8 @@
-"""The capacity model: replicas for a load, and what a million tokens cost, from tokens per second of one replica.
+"""The capacity model: replicas for a load and the cost of a million tokens, from the tokens per second of one replica.
 
-A replica that is busy all the time lets requests wait for ever, so only a share of its speed is planned for. Everything else
-is division. The speed is a measured one (``outrider bench``), or a projection (``outrider simulate``): the answer is as good.
-Reading prompts takes a replica's time too. ``replay.py`` lets requests arrive and wait, which checks the share.
+If a replica is busy all the time, requests wait for ever. So only a share of its speed is planned for. Everything else is
+division. The speed is measured (``outrider bench``) or projected (``outrider simulate``), and the answer is as good as that
+figure. Reading prompts takes time too. ``replay.py`` simulates arriving and waiting requests, which checks the share.
 
     replicas = ceil(requests a second x (output / speed + prompt / prompt speed) / utilisation)
     cost of a million tokens = 1e6 x price / (3600 x utilisation x speed)
@@ -20,7 +20,7 @@ from outrider.core.errors import OptionError
 @final
 @dataclass(frozen=True)
 class Capacity:
-    """A load, and what a replica costs."""
+    """A load, and the price of a replica."""
 
     requests_per_second: float
     tokens_per_request: float
@@ -45,7 +45,7 @@ class Capacity:
         return self.requests_per_second * self.tokens_per_request
 
     def replicas(self, speed: float, prompt_speed: float = math.inf) -> int:
-        """For a replica that writes ``speed`` tokens per second, or reads so many prompt tokens."""
+        """Number of replicas, each of which writes ``speed`` tokens per second, or reads ``prompt_speed`` prompt tokens."""
         seconds = self.tokens_per_second / speed + self.requests_per_second * self.prompt_tokens / prompt_speed
         return max(1, math.ceil(seconds / self.utilisation - 1e-9))
 
@@ -54,7 +54,7 @@ class Capacity:
         return 1e6 * self.price / (3600 * self.utilisation * speed)
 
     def compared(self, plain: float, fast: float, prompt_speed: float = math.inf) -> str:
-        """One line: plain decoding beside speculation."""
+        """One line that compares plain decoding and speculation."""
         before, after = (self.replicas(speed, prompt_speed) for speed in (plain, fast))
         counts = f"{before} replicas plain, {after} with speculation"
         if not self.price:

@@ -1,4 +1,4 @@
-"""Is this run slower than that one? Two bench files, line by line.
+"""Compares two bench files line by line: is the newer run slower?
 
 Two figures of every setting are compared.
 
@@ -26,7 +26,7 @@ from outrider.core.errors import OptionError
 
 @dataclass(frozen=True)
 class Change:
-    """One line of two runs; ratios are new over old, above 1 is better."""
+    """One line of two runs. Ratios are new over old; above 1 is better."""
 
     label: str
     suite: str
@@ -34,7 +34,7 @@ class Change:
     speed: Estimate
     speedup: Estimate
     tokens_per_pass: float | None
-    """None where the runs had different numbers of prompts."""
+    """None if the runs had different numbers of prompts."""
     counts: bool
     """Whether it takes part in the decision."""
 
@@ -68,7 +68,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 
 def compare_runs(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """As ``compare``, of one file on either side or of as many on both, pair by pair."""
+    """Compare one file on either side, or equally many on both, pair by pair (see ``compare``)."""
     if len(old) != len(new) or 1 < len(old) < FEWEST_PAIRS:
         raise OptionError(
             f"{len(old)} old and {len(new)} new runs cannot be paired; give one of each, or as many old as new, at least "
@@ -132,7 +132,7 @@ class _Run:
         return _joined([(self.lines[label, suite, size].times, count) for suite, count in counts.items()])
 
     def ruler(self, counts: Mapping[str, int], size: int) -> Times:
-        """The fixed work's seconds beside them."""
+        """Seconds of the fixed work beside these times."""
         return _joined([(self._rulers[suite, size], count) for suite, count in counts.items()])
 
 
@@ -142,7 +142,7 @@ def _joined(tables: Sequence[tuple[Times, int]]) -> Times:
 
 
 def changes_table(changes: Sequence[Change], threshold: float) -> str:
-    """What a terminal shows: the lines that decide, then those that moved."""
+    """Text for a terminal: the lines that decide, then those that changed."""
     width = max(len(_name(change)) for change in changes) + 2
     head = f"{'':<{width}}{'speed':>8}{'95 %':>16}{'speed-up':>10}{'95 %':>16}{'tok/pass':>10}"
     rows = [head]

@@ -1,8 +1,8 @@
-"""The costs of rounds on this machine, as the simulator takes them: a pass by size, a plain round's rest, and a drafter's.
+"""Costs of rounds on this machine for the simulator: passes by size, the rest of a plain round, and drafting.
 
-Passes are measured on their own (``curves``). The host's work (law, walk, commit, statistics) is what plain rounds take beyond
-their pass. The drafter's work is what rounds that accept nothing take beyond both. It is measured at a few lengths, with
-straight lines between them. Of repeated measurements the fastest counts, prompt by prompt and size by size, because
+Passes are measured on their own (``curves``). The host's work (law, walk, commit, statistics) is the time of plain rounds minus
+that of their pass. The drafter's work is the additional time of rounds that accept nothing. It is measured at a few lengths,
+with straight lines between them. Of repeated measurements the fastest counts, prompt by prompt and size by size, because
 disturbances only ever add time.
 """
 
@@ -29,9 +29,9 @@ class RoundCosts:
 
     verify: PassCurve
     host: float
-    """What a plain round takes beyond its pass."""
+    """Seconds of a plain round beyond its pass."""
     extra: PassCurve | None = None
-    """What a round with guesses takes beyond that, by the number of guesses."""
+    """Further seconds of a round with guesses, by the number of guesses."""
 
     def seconds(self, length: float) -> float:
         """Seconds of a round of ``length`` guesses."""
@@ -44,7 +44,7 @@ class Sample:
     """Short runs of a method, one per prompt."""
 
     by_prompt: tuple[float, ...]
-    """Seconds."""
+    """Seconds of each run."""
     tally: Tally
 
     @property
@@ -62,14 +62,14 @@ class Sample:
 
 
 def undisturbed(samples: Sequence[Sample]) -> Sample:
-    """Every prompt at its fastest among repetitions of the same run."""
+    """The fastest time of every prompt among repetitions of the same run."""
     return Sample(tuple(map(min, zip(*(one.by_prompt for one in samples), strict=True))), samples[0].tally)
 
 
 def pass_curve(
     llm: LLM, prompts: Sequence[Sequence[int]], *, max_tokens: int, repeats: int = 7, clock: Clock = time.perf_counter
 ) -> PassCurve:
-    """Seconds of passes by size, in the middle of such texts."""
+    """Seconds of passes by size, in the middle of texts of this length."""
     context = max(1, min(int(statistics.mean(map(len, prompts))) + max_tokens // 2, llm.target.max_len - 65))
     nodes = [size for size in _LENGTHS if context + size < llm.target.max_len]
     (curve,) = measure_curves(llm.target, nodes=nodes, contexts=(context,), repeats=repeats, clock=clock)
@@ -97,7 +97,7 @@ def run_once(
 
 
 def with_drafter(costs: RoundCosts, samples: Sequence[Sample]) -> RoundCosts:
-    """The same with what runs of a drafter took in which nothing was accepted, at rising lengths."""
+    """The costs with a drafter, from runs of rising lengths in which nothing was accepted."""
     guesses = tuple(one.guesses for one in samples)
     extra = tuple(one.round_seconds - costs.verify.at(1 + one.guesses) - costs.host for one in samples)
     return replace(costs, extra=PassCurve(costs.verify.context, costs.verify.batch_size, guesses, extra))

@@ -1,8 +1,8 @@
-"""What a target pass costs on this machine: seconds against the number of nodes, the context and the batch.
+"""Seconds of a target pass on this machine, by the number of nodes, the context and the batch.
 
-Speculation pays because a pass over several nodes costs little more than a pass over one; how little is a property of the
-machine, measured here on chains after contexts of random tokens. Sizes take turns, so that drift does not bend the curve, and
-each figure is the median of its repeats.
+Speculation pays because a pass over several nodes costs little more than a pass over one. How little depends on the machine. It
+is measured here on chains after contexts of random tokens. Sizes take turns, so that drift does not bend the curve, and each
+figure is the median of its repeats.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from outrider.core.interfaces import Cache, Target
 from outrider.core.tree import TokenTree
 
 Middle = Callable[[Sequence[float]], float]
-"""What stands for several timings: the median, or, to predict sums of them, the mean."""
+"""Summary of several timings: the median, or the mean for predictions of sums."""
 Clock = Callable[[], float]
-"""Seconds: ``time.perf_counter``, or ``time.process_time`` (one thread) where other programs share the machine."""
+"""A clock in seconds: ``time.perf_counter``, or ``time.process_time`` (one thread) if other programs share the machine."""
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
@@ -37,7 +37,8 @@ class PassCurve:
     seconds: tuple[float, ...]
 
     def at(self, num_nodes: float) -> float:
-        """Between measured sizes along a straight line; beyond the last along the last piece, never falling."""
+        """Seconds at any size. Between measured sizes the curve is linear. Beyond the last it continues the last piece, and
+        never falls."""
         if num_nodes <= self.nodes[0] or len(self.nodes) == 1:
             return self.seconds[0]
         right = min(bisect.bisect_left(self.nodes, num_nodes), len(self.nodes) - 1)
@@ -63,7 +64,7 @@ def measure_curves(
     middle: Middle = statistics.median,
     clock: Clock = time.perf_counter,
 ) -> list[PassCurve]:
-    """Every combination of context and batch size that fits the model."""
+    """The curves of every combination of context and batch size that fits the model."""
     found: list[PassCurve] = []
     for batch_size in batch_sizes:
         for context in contexts:
@@ -77,7 +78,7 @@ def measure_curves(
 
 @dataclass(frozen=True)
 class Timing:
-    """How a pass is timed."""
+    """Settings of a timed pass."""
 
     repeats: int
     middle: Middle
@@ -106,7 +107,7 @@ def _tree(target: Target, batch_size: int, size: int, chance: random.Random) -> 
 
 
 def pass_seconds(target: Target, tree: TokenTree, cache: Cache, *, clock: Clock = time.perf_counter) -> float:
-    """One pass; the cache is as before, since nothing is committed."""
+    """Seconds of one pass. The cache stays as before, since nothing is committed."""
     _settle(target)
     began = clock()
     target.score(tree, cache)

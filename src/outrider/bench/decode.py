@@ -1,7 +1,7 @@
-"""Decodes a batch of prompts through the scheduler, as ``generate`` does, with the prefill and the rounds timed apart.
+"""Decodes a batch of prompts through the scheduler, as ``generate`` does, and times prefill and rounds separately.
 
-A call of ``Scheduler.round`` that reports no round has read prompts, or given slots of captured rounds to requests. Its time
-counts as prefill.
+A call of ``Scheduler.round`` that reports no round has read prompts, or assigned slots of captured rounds. Its time counts as
+prefill.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Decoded:
 
     states: list[RequestState]
     seconds: float
-    """Time of the rounds."""
+    """Seconds of the rounds."""
     prefill_seconds: float
     tally: Tally
     batches: list[Batch]
-    """What was in memory before the last round, where the host drives rounds."""
+    """The batches before the last round, if the host drives rounds."""
 
     @property
     def outputs(self) -> list[list[int]]:
@@ -51,8 +51,8 @@ def decode(
     watcher: Watcher | None = None,
     traced: bool = False,
 ) -> Decoded:
-    """Decode all prompts as one batch. Counting, and ``watcher``, which is shown every round, are not part of the time. With
-    ``traced`` rounds report trees and scores, so the host drives them."""
+    """Decode all prompts as one batch. Counting is not timed, and neither is ``watcher``, which sees every round. With
+    ``traced``, rounds report trees and scores, so the host drives them."""
     scheduler = scheduler_of(llm.target, method, max_batch_size=len(prompts), device_lane=llm.rounds.lane)
     states = [RequestState.of(request) for request in llm.requests(list(prompts), list(params))]
     for index, state in enumerate(states):

@@ -1,9 +1,9 @@
-"""A time limit that holds from the first round on: what is left, what fits into it, and what is left out, in words.
+"""A time limit for a bench: it chooses what fits into the remaining time, and says what is left out.
 
     needed = rounds * sum over settings and prompts of (prefill seconds * prompt tokens + pass seconds * tokens written)
 
-Prompts are given up first, but one of every suite stays. Then suites are given up, then the dearest settings. Plain decoding
-and one other setting always stay, because without them there is nothing to compare.
+Prompts are left out first, but one of every suite stays. Next are suites, then the slowest settings. Plain decoding and one
+other setting always stay, because without them there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from outrider.bench.settings import BASELINE, Setting, Skipped
 
 _ROUNDS = 3
-"""Rounds that should fit: fewer give no interval."""
+"""Rounds that should fit, because fewer give no interval."""
 Suites = dict[str, list[list[int]]]
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A moment after which nothing new is begun; None: never."""
+    """A moment after which nothing new is started; None for no limit."""
 
     seconds: float | None = None
     began: float = field(default_factory=time.perf_counter)
@@ -30,18 +30,18 @@ class Limit:
         return float("inf") if self.seconds is None else self.began + self.seconds - time.perf_counter()
 
     def passed(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is gone."""
+        """Whether this share of the time is used."""
         return self.seconds is not None and time.perf_counter() - self.began > share * self.seconds
 
 
 @dataclass(frozen=True)
 class WarmUpCost:
-    """What a setting takes, measured while warming up."""
+    """Costs of a setting, measured during the warm-up."""
 
     prefill: float
     """Seconds per prompt token."""
     token: float
-    """Seconds per token written, rows of a batch together."""
+    """Seconds per written token, all rows of a batch together."""
 
     def of(self, prompt: Sequence[int], max_tokens: int) -> float:
         return self.prefill * len(prompt) + self.token * max_tokens
@@ -49,7 +49,7 @@ class WarmUpCost:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What is measured after all, and what is not."""
+    """The part of a plan that is measured, and the part that is not."""
 
     settings: list[Setting]
     suites: Suites
@@ -65,7 +65,7 @@ def fit(
     max_tokens: int,
     say: Callable[[str], None],
 ) -> Fitted:
-    """As much of the plan as the time left has room for."""
+    """As much of the plan as fits into the remaining time."""
     left, kept, skipped = limit.left(), list(settings), []
 
     def needed(these: Sequence[Setting], those: Suites) -> float:

@@ -1,8 +1,8 @@
-"""What a method adds to memory: everything its parts hold on to, counted by walking the objects.
+"""Memory that a method adds: everything its parts refer to, counted by walking the objects.
 
-The size of a process moves with allocators and caches; what an object *keeps alive* does not. So the walk follows references
-from the method and from the drafter's state and adds up tensors, arrays and containers, each storage once, leaving out what
-the target holds as well. Packed weights that hide their storage count as their shape says.
+The size of a process varies with allocators and caches. The memory that an object *keeps alive* does not. So the walk follows
+references from the method and from the drafter's state. It adds up tensors, arrays and containers, each storage once, and
+leaves out what the target holds too. Packed weights without a visible storage are counted by their shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 _CLOSED = (type, types.ModuleType, types.FrameType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float, complex)
-"""Objects the walk does not enter: they lead to the whole program, or nowhere."""
+"""Objects that the walk does not enter, because they lead to the whole program or nowhere."""
 
 
 def added_bytes(parts: Iterable[Any], without: Iterable[Any]) -> int:
@@ -34,7 +34,7 @@ def added_bytes(parts: Iterable[Any], without: Iterable[Any]) -> int:
 
 
 def _walk(roots: Iterable[Any], seen: set[int]) -> Iterator[Any]:
-    """Every object reachable from the roots once, those already ``seen`` left out."""
+    """Every object reachable from the roots, once, except those already ``seen``."""
     pending = list(roots)
     while pending:
         item = pending.pop()
@@ -62,7 +62,7 @@ def _filled(cell: types.CellType) -> bool:
 
 
 def _storage(item: Any) -> dict[Any, int]:
-    """The memory behind an object, named so that two views of it are one."""
+    """The memory behind an object, identified so that two views of it are the same."""
     if isinstance(item, Tensor):
         try:
             storage = item.untyped_storage()
@@ -78,5 +78,5 @@ def _storage(item: Any) -> dict[Any, int]:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Most memory the device has held since the last reset; None on a CPU, where nobody counts."""
+    """Most bytes that the device has held since the last reset; None on a CPU, where nobody counts."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

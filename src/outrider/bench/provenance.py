@@ -1,4 +1,4 @@
-"""Where figures come from: written beside every result, so that it can be made again or doubted with reason."""
+"""The origin of figures. It is written beside every result, so that the result can be repeated and judged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def provenance(command: list[str] | None = None) -> dict[str, Any]:
 
 
 def results_head(what: str, *, script: str | None = None) -> dict[str, Any]:
-    """What a file of ``benchmarks/results`` says beside its rows: how, when, where and at which commit they were made.
+    """The part of a file in ``benchmarks/results`` beside its rows: how, when, where and at which commit they were made.
     ``script`` is the path of the program in the repository; without it the command is one of ``outrider``."""
     made = provenance(None if script is None else ["python", script, *sys.argv[1:]])
     place = made["gpu"] or made["cpu"]
@@ -49,7 +49,7 @@ def results_head(what: str, *, script: str | None = None) -> dict[str, Any]:
 
 
 def keep_results(path: Path | None, what: str, rows: list[dict[str, Any]], *, script: str, **more: Any) -> dict[str, Any]:
-    """A file of ``benchmarks/results`` as a document, written where a path is given. It holds what ``more`` names, too."""
+    """Make the document of a file in ``benchmarks/results``, with the entries of ``more``, and write it if a path is given."""
     document = {**results_head(what, script=script), **more, "rows": rows}
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)  # a missing folder must not cost a run of half an hour
@@ -58,7 +58,7 @@ def keep_results(path: Path | None, what: str, rows: list[dict[str, Any]], *, sc
 
 
 def describe_target(name: str, target: Target) -> dict[str, Any]:
-    """Which weights, and how they ran."""
+    """The weights of a target, and how they ran."""
     path = local_path(name)
     return {
         "name": model_name(name),
@@ -73,7 +73,8 @@ def describe_target(name: str, target: Target) -> dict[str, Any]:
 
 
 def model_name(name: str) -> str:
-    """What a reader knows a model by: its hub name, the name of its folder or file, or that it came with the package."""
+    """The name by which a reader knows a model: its hub name, the name of its folder or file, or that it came with the
+    package."""
     path = Path(name).expanduser()
     if not path.exists():
         return name
@@ -91,7 +92,7 @@ _ARM_PARTS = {
 
 
 def cpu_name() -> str:
-    """The processor: its own name; where the system gives a generic one, family and model with it."""
+    """Name of the processor. If the system gives a generic one, its family and model are added."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -100,7 +101,7 @@ def cpu_name() -> str:
 
 
 def cpu_name_of(lines: Sequence[str]) -> str:
-    """The same from the lines of ``/proc/cpuinfo``."""
+    """Name of the processor from the lines of ``/proc/cpuinfo``."""
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
     name = facts.get("model name") or _ARM_PARTS.get(facts.get("CPU part", ""), "")
     if not name and "CPU part" in facts:

@@ -1,7 +1,7 @@
-"""Arrivals replayed against a fleet: how long requests wait, where the capacity model only divides.
+"""Simulates requests that arrive at a fleet, and reports how long they wait. The capacity model only divides.
 
-A trace is read from a file of a public one, or made from published statistics. In a made one, gaps between arrivals are gamma
-distributed, with a coefficient of variation for how bursty they are (BurstGPT, Wang et al. 2024, arXiv 2401.17644; 1 is
+A trace of arrivals is read from a public file, or made from published statistics. In a made one, gaps between arrivals are
+gamma distributed, with a coefficient of variation for how bursty they are (BurstGPT, Wang et al. 2024, arXiv 2401.17644; 1 is
 Poisson). Lengths are log-normal around the medians of two services (Splitwise, Patel et al. 2024, arXiv 2311.18677). How far
 lengths spread is an assumption.
 
@@ -29,7 +29,7 @@ _LONGEST = 8192
 
 @dataclass(frozen=True)
 class Workload:
-    """Lengths of a service's requests."""
+    """Distribution of the lengths of a service's requests."""
 
     name: str
     prompt_median: float
@@ -39,7 +39,7 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> float:
-        """Expected, without the cut at the longest."""
+        """Expected prompt tokens, ignoring the limit on the longest."""
         return self.prompt_median * math.exp(self.sigma**2 / 2)
 
     @property
@@ -48,7 +48,7 @@ class Workload:
 
 
 WORKLOADS = {"conversation": Workload("conversation", 1020, 129), "coding": Workload("coding", 1500, 13)}
-"""Medians of Splitwise's two services."""
+"""Median lengths of Splitwise's two services."""
 
 
 @dataclass(frozen=True)
@@ -87,43 +87,43 @@ def read_trace(path: str | PathLike[str], *, rate: float) -> list[Arrival]:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a replica can do."""
+    """Speeds of a replica."""
 
     tokens: Callable[[int], float]
-    """Tokens per second of all rows, by their number."""
+    """Tokens per second of all rows together, by the number of rows."""
     prompt: float
-    """Prompt tokens per second, while nothing else is done."""
+    """Prompt tokens per second while nothing else runs."""
     max_rows: int
 
 
 @final
 @dataclass(eq=False)
 class SimulatedReplica:
-    """One replica at a moment."""
+    """The state of one replica at a moment."""
 
     speeds: Speeds
     now: float = 0.0
     busy: float = 0.0
     waits: list[float] = field(default_factory=list)
-    """Seconds from arrival to when the prompt began to be read."""
+    """Seconds from arrival until the prompt began to be read, per request."""
     firsts: list[float] = field(default_factory=list)
-    """Seconds from arrival to when the prompt was read."""
+    """Seconds from arrival until the prompt was read, per request."""
     totals: list[float] = field(default_factory=list)
-    """Seconds from arrival to the last token."""
+    """Seconds from arrival until the last token, per request."""
     _queue: deque[Arrival] = field(default_factory=deque)
     _reading: tuple[float, Arrival] | None = None
-    """When it ends, and whose prompt it is."""
+    """When the present prompt is read, and which request it belongs to."""
     _rows: list[tuple[float, float]] = field(default_factory=list)
-    """A heap: the share of tokens at which a row ends, and when it arrived."""
+    """A heap of rows: the share of tokens at which a row ends, and when it arrived."""
     _share: float = 0.0
-    """Tokens that a row which was always there would have."""
+    """Tokens written by a row that was there from the beginning."""
 
     @property
     def num_requests(self) -> int:
         return len(self._queue) + len(self._rows) + (self._reading is not None)
 
     def add(self, arrival: Arrival) -> None:
-        """A request comes. Time must have been brought there."""
+        """Add an arriving request. The time must have been advanced to its arrival."""
         self._queue.append(arrival)
 
     def advance(self, until: float) -> None:
@@ -166,7 +166,7 @@ class SimulatedReplica:
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """What a trace did to a fleet."""
+    """Result of replaying a trace on a fleet."""
 
     num_replicas: int
     wait_p50: float
@@ -175,11 +175,11 @@ class ReplayOutcome:
     total_p50: float
     total_p99: float
     utilisation: float
-    """Share of the time in which a replica had anything to do."""
+    """Share of the time in which a replica was busy."""
 
 
 def replay(trace: Sequence[Arrival], speeds: Speeds, num_replicas: int) -> ReplayOutcome:
-    """Every request goes to the replica with the fewest requests, and is answered in the end."""
+    """Replay a trace. Every request goes to the replica with the fewest requests, and all are answered."""
     replicas = [SimulatedReplica(speeds) for _ in range(num_replicas)]
     for arrival in trace:
         for replica in replicas:
@@ -207,7 +207,7 @@ def replay(trace: Sequence[Arrival], speeds: Speeds, num_replicas: int) -> Repla
 
 
 def fewest(trace: Sequence[Arrival], speeds: Speeds, *, wait_p99: float, most: int = 200) -> ReplayOutcome:
-    """The smallest fleet in which 99 of 100 requests wait no longer than this, by halving."""
+    """The smallest fleet in which 99 of 100 requests wait no longer than ``wait_p99``, found by bisection."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2

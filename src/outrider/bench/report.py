@@ -17,7 +17,7 @@ from outrider.bench.svg import NUM_COLOURS, Bar, bars, lines
 from outrider.bench.table import interval, size_text
 
 _SHOWN = NUM_COLOURS
-"""Settings that a plot of lines shows; the tables hold all."""
+"""Number of settings in a line plot; the tables hold all."""
 
 
 def report(document: Mapping[str, Any]) -> str:
@@ -71,7 +71,7 @@ def _groups(found: Sequence[Line]) -> dict[tuple[int, str], list[Line]]:
 
 
 def _speed_ups(found: Sequence[Line]) -> str:
-    """Bars over everything that was measured, then every method on every suite, batch by batch."""
+    """Bars over all measurements, then every method on every suite, for each batch size."""
     first = _fastest_first(next(iter(_groups(found).values())))[1:]
     if not first:
         return ""
@@ -86,7 +86,7 @@ def _speed_ups(found: Sequence[Line]) -> str:
 
 
 def _suite_heat(found: Sequence[Line]) -> str:
-    """Settings down, suites across."""
+    """A table of colours: settings down, suites across."""
     suites = list(dict.fromkeys(line.suite for line in found))
     by_place = {(line.label, line.suite): line for line in found}
     order = _fastest_first([line for line in found if line.suite == suites[0]])[1:]
@@ -100,7 +100,7 @@ def _suite_heat(found: Sequence[Line]) -> str:
 
 
 def _fastest_first(members: Sequence[Line]) -> list[Line]:
-    """Plain decoding, then the others."""
+    """Lines in order: plain decoding, then the others by speed."""
     return [members[0], *sorted(members[1:], key=lambda line: -line.speedup.value)]
 
 
@@ -109,7 +109,7 @@ def _name(line: Line) -> str:
 
 
 def _acceptance(found: Sequence[Line]) -> str:
-    """The best as lines, all of them as a table."""
+    """Acceptance by depth: the best settings as lines, all of them as a table."""
     first = next(iter(_groups(found).values()))
     drafting = sorted((line for line in first if line.by_depth), key=lambda line: -line.tokens_per_pass)
     if not drafting:
@@ -177,7 +177,7 @@ def _peers(document: Mapping[str, Any]) -> str:
 
 
 def _side(entry: Mapping[str, Any]) -> str:
-    """Ours in colour."""
+    """The bar's class: our own engine is coloured."""
     return "up" if entry["name"].startswith(OURS) else "open"
 
 
@@ -234,7 +234,7 @@ def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _rows_table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """A table of cells that are HTML already."""
+    """A table whose cells are already HTML."""
     top = "".join(f"<th>{escape(text)}</th>" for text in head)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<div class='wide'><table class='{kind}'><tr>{top}</tr>{body}</table></div>"

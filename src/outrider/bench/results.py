@@ -1,4 +1,4 @@
-"""What a run of settings measured: a cell per setting, suite and batch size, kept whole when a run ends early."""
+"""Measurements of a run: a cell per setting, suite and batch size. They stay complete when a run ends early."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Cell:
     suite: str
     batch_size: int
     tokens: list[int] = field(default_factory=list)
-    """Tokens of every round."""
+    """Emitted tokens of every round."""
     times: list[list[float]] = field(default_factory=list)
     """Seconds of decoding by round and chunk, prefill excluded."""
     prefill_seconds: float = 0.0
@@ -26,7 +26,7 @@ class Cell:
     memory: int = 0
     num_prompts: int = 0
     num_identical: int = 0
-    """Prompts whose text was that of plain decoding."""
+    """Number of prompts whose text equalled that of plain decoding."""
 
     @property
     def tally(self) -> Tally:
@@ -34,7 +34,7 @@ class Cell:
         return sum(self.tallies, Tally())
 
     def cut(self, num_rounds: int) -> None:
-        """Forget later rounds."""
+        """Drop later rounds."""
         for figures in (self.tokens, self.times, self.tallies):
             del figures[num_rounds:]
 
@@ -45,13 +45,14 @@ class Results:
 
     cells: dict[tuple[str, str, int], Cell]
     ruler: dict[tuple[str, int], list[list[float]]]
-    """Seconds of a fixed piece of work, by suite and batch size, round and chunk: tells a slower machine from slower code."""
+    """Seconds of a fixed piece of work, by suite and batch size, round and chunk. It tells a slower machine from slower
+    code."""
     num_rounds: int = 0
     seconds: float = 0.0
     interrupted: bool = False
 
     def new_round(self, cells: Iterable[Cell], suite: str, batch_size: int) -> list[float]:
-        """Places for the figures of one more round; returns the ruler's."""
+        """Add places for the figures of one more round; returns those of the fixed work."""
         for cell in cells:
             cell.tokens.append(0)
             cell.times.append([])

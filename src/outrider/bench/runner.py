@@ -1,10 +1,11 @@
-"""Runs settings in turns on the same prompts: the order changes from prompt to prompt, so that no setting owns a quiet moment.
+"""Runs settings in turns on the same prompts. The order changes from prompt to prompt, so that no setting profits from a quiet
+moment.
 
-A round is every suite once. Inside it every chunk of prompts is given to every setting, one after the other, before the next
-chunk comes; speed-ups are ratios of times measured next to each other. Drafters that learn across requests start every round
-empty, and meet a suite's prompts in order: they may learn from earlier prompts and never from an earlier round. Policies know
-no text, only costs and rates, and are kept from the warm-up to the end, as an ``LLM`` keeps its own. A method whose rounds are
-captured is kept with its graphs: its drafter remembers the texts in its slots and no others.
+A round is every suite once. In a round, every setting decodes a chunk of prompts before the next chunk comes, so speed-ups are
+ratios of times measured next to each other. Drafters that learn across requests start every round empty and see a suite's
+prompts in order. So they learn from earlier prompts, but never from an earlier round. Policies know costs and rates but no
+text, so they are kept from the warm-up to the end, as in an ``LLM``. A method whose rounds are captured is kept with its
+graphs: its drafter remembers the texts in its slots and no others.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ class Runner:
         limit: Limit | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``limit`` began before the models were prepared; without one, the time of ``config`` begins now."""
+        """``limit`` began before the models were prepared. Without it, the time of ``config`` begins now."""
         assert settings and settings[0].method == BASELINE, "plain decoding comes first"
         self.llm, self.settings, self.suites, self.config, self._say = llm, list(settings), suites, config, say
         keys = [(s, name, size) for s in settings for name in suites for size in config.batch_sizes]
         self.results = Results({(s.label, name, size): Cell(s, name, size) for s, name, size in keys}, {})
         self.limit = limit or Limit(config.seconds)
         self.skipped: list[Skipped] = []
-        """Settings that there was no time for."""
+        """Settings for which there was no time."""
         self._policies: dict[str, Policy] = {}
         self._captured: dict[str, Method] = {}
         self.has_results = False
-        """Some chunk of prompts was taken by every setting."""
+        """Whether every setting has decoded at least one chunk."""
 
     def _fresh(self, setting: Setting) -> Method:
-        """The method with an empty drafter and the policy of the rounds before."""
+        """The method with an empty drafter, and with the policy of earlier rounds."""
         if setting.label in self._captured:
             return self._captured[setting.label]
         made = setting.compose(self.llm)
@@ -89,7 +90,7 @@ class Runner:
         return made
 
     def run(self) -> Results:
-        """Every round that fits. However it ends, by Ctrl+C too, ``results`` holds whole rounds of what was measured."""
+        """Run every round that fits. However it ends, also by Ctrl+C, ``results`` holds whole rounds of what was measured."""
         began = time.perf_counter()
         try:
             self._warm_up()
@@ -115,7 +116,7 @@ class Runner:
             self._say(f"round {number + 1} of {self.config.num_rounds}: {time.perf_counter() - began:.1f} s")
 
     def _warm_up(self) -> None:
-        """Every setting once at every batch size; given a limit, settings and prompts that do not fit are left out."""
+        """Run every setting once at every batch size. With a limit, settings and prompts that do not fit are left out."""
         prompts = next(iter(self.suites.values()))
         small = SamplingParams(max_tokens=_WARM_TOKENS, ignore_eos=True, seed=0, temperature=self.config.temperature)
         costs: dict[str, WarmUpCost] = {}
@@ -143,7 +144,7 @@ class Runner:
         self.results.cells = {key: cell for key, cell in cells.items() if key[0] in labels and key[1] in self.suites}
 
     def _round(self, number: int) -> bool:
-        """Whether the time was enough for all of it."""
+        """Run one round. Returns whether there was time for all of it."""
         suites = [(suite, prompts, size) for size in self.config.batch_sizes for suite, prompts in self.suites.items()]
         return all(self._suite(number, suite, prompts, size=size) for suite, prompts, size in suites)
 
@@ -171,7 +172,7 @@ class Runner:
         return True
 
     def _added_bytes(self, method: Method, decoded: Decoded) -> int:
-        """What the method added to memory."""
+        """Bytes that the method added to memory."""
         graphs = self.llm.rounds.graphs_of(method)
         twins = [] if graphs is None else [graphs.drafter]
         parts = [method.drafter, *twins, *(batch.drafter_state for batch in decoded.batches)]
@@ -179,7 +180,7 @@ class Runner:
 
 
 def _padded(chunk: list[list[int]], size: int) -> list[list[int]]:
-    """As many prompts as the batch has rows: the last chunk repeats some, so that every pass has the stated width."""
+    """As many prompts as the batch has rows. The last chunk repeats some, so that every pass has the stated width."""
     return [chunk[i % len(chunk)] for i in range(size)]
 
 
@@ -197,7 +198,7 @@ def _compare(cells: dict[str, Cell], outputs: dict[str, list[list[int]]]) -> Non
 
 
 def ruler_seconds() -> float:
-    """A fixed piece of work of a few milliseconds: small products, as decoding has, and a loop of Python."""
+    """Seconds of a fixed piece of work: small products, as in decoding, and a loop in Python."""
     matrix = torch.ones(_RULER_SIZE, _RULER_SIZE)
     began = time.perf_counter()
     vector, total = torch.ones(1, _RULER_SIZE), 0

@@ -1,4 +1,4 @@
-"""One bench from beginning to end: models, prompts, settings, rounds, curves, and the document that holds it all."""
+"""A complete bench: models, prompts, settings, rounds, curves, and the resulting document."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from outrider.core.params import SamplingParams
 from outrider.methods import METHODS
 
 _SHORTEST_PROMPT = 8
-"""Tokens a prompt must be left with after it was cut to the model's context."""
+"""Tokens that a prompt must keep when it is cut to the model's context."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What to do."""
+    """Options of a bench."""
 
     grid: Grid = field(default_factory=Grid)
     suites: Sequence[Suite] = ()
     num_prompts: int | None = None
-    """Most prompts of a suite."""
+    """Most prompts per suite."""
     num_turns: int = 1
     run: RunConfig = field(default_factory=RunConfig)
     curves: bool = True
@@ -42,13 +42,13 @@ class Bench:
 
 @dataclass(frozen=True)
 class BenchOutcome:
-    """What came of it."""
+    """Results of a bench."""
 
     lines: list[Line]
     skipped: list[Skipped]
     document: dict[str, Any]
     prompts: dict[str, list[list[int]]]
-    """The prompts that were measured, by suite."""
+    """The measured prompts, by suite."""
     settings: list[Setting]
 
     @property
@@ -63,7 +63,7 @@ class BenchOutcome:
 
 
 def run_bench(llm: LLM, bench: Bench, *, drafts: Sequence[str] = (), say: Say = lambda _: None) -> BenchOutcome:
-    """Measure, and write down where it was measured. The time limit begins here, before anything is prepared."""
+    """Run a bench, and record where it ran. The time limit begins here, before anything is prepared."""
     limit = Limit(bench.run.seconds)
     prompts = encode_suites(llm, bench)
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def _curves(llm: LLM, bench: Bench) -> list[Any]:
 
 
 def encode_suites(llm: LLM, bench: Bench) -> dict[str, list[list[int]]]:
-    """Prompts by suite; later turns are asked after plain decoding's replies."""
+    """Encoded prompts by suite. Later turns of a conversation follow plain decoding's replies."""
     room = llm.target.max_len - bench.run.max_tokens - 1
     if room < _SHORTEST_PROMPT:
         raise OptionError(
@@ -127,7 +127,7 @@ def encode_suites(llm: LLM, bench: Bench) -> dict[str, list[list[int]]]:
 
 
 def short_document(outcome: BenchOutcome, files: Mapping[str, str]) -> dict[str, Any]:
-    """The last line of a bench's output: the figures that matter, and where the rest is."""
+    """The last line of a bench's output: the main figures, and where the rest is."""
     first = outcome.lines[0]
     lines = [line for line in outcome.lines if (line.suite, line.batch_size) == (first.suite, first.batch_size)]
     shown = {

@@ -1,7 +1,7 @@
-"""What is measured: the rows of the method table, each with a rule, a policy and options, or the reason why it cannot run.
+"""Settings to measure: the rows of the method table, each with a rule, a policy and options, or the reason why it cannot run.
 
-The table is read, never repeated here: a new row is measured because it is there. What a row needs and the caller has not given
-(a datastore) is made from prompts and from text the target writes itself, where that is possible.
+The table is read, never repeated here, so new rows are measured automatically. If a row needs something that the caller has not
+given (such as a datastore), it is made from prompts and from text that the target writes, where possible.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BASELINE = "plain"
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of a bench: a method and how it is run."""
+    """One line of a bench: a method and its rule, policy and options."""
 
     method: str
     acceptance: str | None = None
     policy: str | None = None
-    """None: as ``generate`` chooses, which is ``adaptive``, or ``fixed`` where a length is given."""
+    """None for the choice of ``generate``: ``adaptive``, or ``fixed`` if a length is given."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def keeps_seed(self) -> bool:
-        """Whether the text is that of plain decoding with the same seed, not only of the same law."""
+        """Whether the text equals that of plain decoding with the same seed, and not only its law."""
         return RULES[self.acceptance or METHODS[self.method].acceptance].rule.keeps_seed
 
     def compose(self, llm: LLM) -> Method:
@@ -70,20 +70,20 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Grid:
-    """What to vary. Every method is run with every combination that it can be composed with."""
+    """Options to vary. Every method is run with every combination that it can be composed with."""
 
     methods: Sequence[str] = ()
-    """Names of the table; none means all of them."""
+    """Names in the method table; none means all of them."""
     lengths: Sequence[int] = ()
-    """Values of num_draft_tokens; none leaves each method its own."""
+    """Values of num_draft_tokens; none keeps each method's default."""
     acceptances: Sequence[str] = ()
     policies: Sequence[str] = ()
-    """None leaves the choice to ``generate``'s rule (see ``Setting.policy``)."""
+    """None leaves the choice to ``generate`` (see ``Setting.policy``)."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options of each method, by its name."""
 
     def settings(self) -> list[Setting]:
-        """Plain decoding first, once."""
+        """All settings, plain decoding first and once."""
         found = [Setting(BASELINE)]
         for name in self.methods or METHODS:
             METHODS[name]  # an unknown name is refused with the nearest one
@@ -100,7 +100,7 @@ class Grid:
 
 
 def runnable(llm: LLM, settings: Iterable[Setting], provide: Callable[[str], Any]) -> tuple[list[Setting], list[Skipped]]:
-    """Those that compose on these models; missing options are asked of ``provide`` (None: cannot be made)."""
+    """Settings that can be composed on these models. ``provide`` makes missing options, or returns None."""
     kept: list[Setting] = []
     skipped: list[Skipped] = []
     for setting in settings:
@@ -121,7 +121,7 @@ def _completed(setting: Setting, provide: Callable[[str], Any]) -> Setting:
 
 
 class Provider:
-    """Makes what rows need, once, in a folder of its own."""
+    """Makes data that rows need, once, in a folder of its own."""
 
     def __init__(self, llm: LLM, prompts: Sequence[Sequence[int]], folder: Path) -> None:
         self._llm, self._prompts, self._folder = llm, prompts, folder
@@ -133,7 +133,8 @@ class Provider:
         return self._made[need]
 
     def _datastore(self) -> str:
-        """Text the target wrote itself, from the prompts' first words, at temperature 1: in its domain, not the answers."""
+        """Text that the target writes at temperature 1 after the prompts' first words. It is of the same domain, but does not
+        hold the answers."""
         starts = [list(prompt[: max(2, len(prompt) // 4)]) for prompt in self._prompts[:16]]
         params = [SamplingParams(max_tokens=96, temperature=1.0, seed=1000 + i) for i in range(len(starts))]
         written = self._llm.generate(starts, params, method=self._llm.compose(BASELINE))

@@ -1,10 +1,10 @@
-"""The simulator: measured costs and acceptance in, predicted speed out, for lengths, models and clusters not measured here.
+"""The simulator: predicts speed from measured costs and acceptance, for lengths, models and clusters that were not measured.
 
-A round of K guesses costs a draft, a pass over K + 1 nodes and the host's work, and emits one token more than it accepts. How
-many it accepts follows from the acceptance per depth. Texts end, so the last rounds are cut short: the expected time of a
-text of n tokens is a recursion over how many each round emits. Costs are measured curves, or, for hardware that is not here,
-a roofline: the larger of reading weights and caches and of multiplying, plus a latency per layer, and per all-reduce where
-weights are spread over devices.
+A round of K guesses costs a draft, a pass over K + 1 nodes and the host's work. It emits one token more than it accepts, which
+depends on the acceptance per depth. Texts end, so the last rounds are cut short. Therefore the expected time of a text of n
+tokens is a recursion over the tokens of each round. Costs are measured curves. For other hardware they come from a roofline:
+the larger of the times for memory and for arithmetic, plus a latency per layer. Weights divided among devices add a latency per
+all-reduce.
 
     T(n) = cost(k) + sum_j P(j accepted of k) T(n - j - 1),    k = min(K, n - 1);       speed = n / T(n)
            + P(k accepted of k) read,    read: the draft has not read its last guess, so it has one more token to read
@@ -24,7 +24,7 @@ Cost = Callable[[int], float]
 
 
 def accepted_law(by_depth: Sequence[float], length: int) -> list[float]:
-    """P(j accepted), j = 0 .. length; depths that were not measured go on with the last rate."""
+    """Probabilities that 0, 1, .. ``length`` guesses are accepted. Depths beyond the measured ones keep the last rate."""
     rates = [by_depth[min(depth, len(by_depth) - 1)] if by_depth else 0.0 for depth in range(length)]
     law, reach = [], 1.0
     for rate in rates:
@@ -34,7 +34,7 @@ def accepted_law(by_depth: Sequence[float], length: int) -> list[float]:
 
 
 def expected_seconds(num_tokens: int, length: int, by_depth: Sequence[float], cost: Cost, *, read: float = 0.0) -> float:
-    """T(n). ``read``: by how many seconds the first draft pass of a round is longer where it reads two tokens."""
+    """T(n). ``read`` are the additional seconds of the first draft pass of a round in which it reads two tokens."""
     times = [0.0]
     laws = [accepted_law(by_depth, k) for k in range(length + 1)]
     costs = [cost(k) for k in range(length + 1)]
@@ -51,13 +51,13 @@ def predicted_speed(num_tokens: int, length: int, by_depth: Sequence[float], cos
 
 
 def tokens_per_pass(by_depth: Sequence[float], length: int) -> float:
-    """1 + expected accepted, in the middle of a long text."""
+    """1 + expected accepted guesses, in the middle of a long text."""
     return 1 + sum(j * chance for j, chance in enumerate(accepted_law(by_depth, length)))
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device, by its data sheet, and how much of that real code gets."""
+    """One device by its data sheet, and the share of it that real code reaches."""
 
     name: str
     bandwidth: float
@@ -65,11 +65,11 @@ class Hardware:
     flops: float
     """Dense 16-bit operations per second."""
     layer_latency: float = 4e-6
-    """Launches and barriers of a layer inside a captured graph."""
+    """Seconds per layer for launches and barriers inside a CUDA graph."""
     reduce_latency: float = 8e-6
-    """An all-reduce of a few rows among devices of one node."""
+    """Seconds of an all-reduce of a few rows among devices of one node."""
     efficiency: float = 0.8
-    """Share of the bandwidth and of the operations that is reached."""
+    """Share of the bandwidth and of the arithmetic that is reached."""
 
 
 HARDWARE = {
@@ -84,7 +84,7 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder as its costs see it."""
+    """The properties of a decoder that determine its costs."""
 
     params: float
     num_layers: int
@@ -93,13 +93,13 @@ class ModelShape:
 
     @property
     def hidden_size(self) -> float:
-        """Hidden size of a decoder with 12 H^2 weights a layer, which is close enough for what a link carries."""
+        """Hidden size of a decoder with 12 H^2 weights a layer, which is accurate enough for the traffic of a link."""
         return (self.params / (12 * self.num_layers)) ** 0.5
 
 
 @dataclass(frozen=True)
 class Wire:
-    """What connects devices, where it is not the one of a single node."""
+    """A connection between devices, if it is not that of a single node."""
 
     latency: float
     """Seconds of the smallest message."""
@@ -114,10 +114,10 @@ class Cluster:
     hardware: Hardware
     num_devices: int = 1
     link: Wire | None = None
-    """None: the hardware's own all-reduce among devices of one node."""
+    """None for the hardware's own all-reduce among devices of one node."""
 
     def pass_seconds(self, shape: ModelShape, num_nodes: float, *, batch_size: int, context: int) -> float:
-        """The roofline of one pass."""
+        """Seconds of one pass by the roofline."""
         device, share = self.hardware, self.num_devices * self.hardware.efficiency
         read = shape.params * shape.bytes_per_param + batch_size * (context + num_nodes) * shape.kv_bytes_per_token
         multiplied = 2 * shape.params * batch_size * num_nodes
@@ -125,7 +125,7 @@ class Cluster:
         return max(read / device.bandwidth, multiplied / device.flops) / share + latency
 
     def layer_seconds(self, shape: ModelShape, num_rows: float) -> float:
-        """Seconds of a layer beside multiplying: launches, and two all-reduces among several devices."""
+        """Seconds of a layer beyond arithmetic: launches, and two all-reduces among several devices."""
         reduces = 2 * self.message_seconds(shape, num_rows) if self.num_devices > 1 else 0.0
         return self.hardware.layer_latency + reduces
 
@@ -154,10 +154,10 @@ class Scenario:
     context: int = 1024
     host_seconds: float = 2e-4
     draft_cluster: Cluster | None = field(default=None)
-    """Where the draft runs; one device of the same kind if not given."""
+    """Devices of the draft; one device of the same kind if not given."""
 
     def cost(self, length: int) -> float:
-        """Seconds of a round with ``length`` guesses; a round without guesses has no draft either."""
+        """Seconds of a round with ``length`` guesses. A round without guesses has no draft either."""
         target = self.cluster.pass_seconds(self.target, length + 1, batch_size=self.batch_size, context=self.context)
         drafting = 0.0
         if self.draft is not None and length:

@@ -1,8 +1,8 @@
-"""What a draft gains whose layers run at once on several devices: the simulator's twin of ``models/fuzzy.py``.
+"""Simulates a draft model whose layers run at once on several devices (``models/fuzzy.py``).
 
-A round drafts in turns with checking. Its first draft pass is exact: layer after layer, each on the device that holds it, with
-one message a layer. The others are fuzzy: a group of layers costs what one layer does, and two messages. Every device
-multiplies its part of the weights. (Wu et al. 2025, EasySpec, arXiv 2502.02493.)
+A round drafts first and then verifies. Its first draft pass is exact: layer after layer, each on its own device, with one
+message per layer. The others are fuzzy: a group of layers costs as much as one layer, and two messages. Every device multiplies
+its part of the weights. (Wu et al. 2025, EasySpec, arXiv 2502.02493.)
 
     round(K) = pass(K + 1) + exact + (K - 1) fuzzy
     exact = pass on one device + layers x message,        fuzzy = multiplying / devices + groups x (latency + 2 messages)
@@ -30,7 +30,7 @@ class EasySpecScenario:
     """A scenario whose draft has its layers on ``num_devices`` devices."""
 
     turns: Scenario
-    """The same models, the draft on one device."""
+    """The scenario with the draft on one device."""
     num_devices: int
 
     def cost(self, length: int) -> float:
@@ -39,7 +39,7 @@ class EasySpecScenario:
         return alone.cost(length) + drafting_seconds(length, exact=self.exact_seconds(), fuzzy=self.fuzzy_seconds())
 
     def exact_seconds(self) -> float:
-        """The first draft pass of a round."""
+        """Seconds of the first draft pass of a round."""
         turns, draft = self.turns, self.turns.draft
         if draft is None:
             return 0.0
@@ -47,7 +47,7 @@ class EasySpecScenario:
         return one + draft.num_layers * self._place.message_seconds(draft, turns.batch_size)
 
     def fuzzy_seconds(self) -> float:
-        """A later one."""
+        """Seconds of a later draft pass."""
         turns, draft = self.turns, self.turns.draft
         if draft is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""What drafting beside verifying gains: the simulator's twin for draft and target that work at once.
+"""Simulates PEARL, in which draft and target work at the same time.
 
 A round takes the longer of the target's pass and the draft's work, which is the token that ends the round and a chain behind
 it. The chain is ready for the next round if this one accepted everything and its end was foreseen. Otherwise ``pearl`` checks
@@ -62,12 +62,12 @@ def _laws(by_depth: Sequence[float], depth: int, length: int) -> list[list[float
 
 
 def pearl_tokens_per_pass(by_depth: Sequence[float], length: int, *, num_tokens: int = 512) -> float:
-    """Tokens of a text per pass of the target, which is what a run counts."""
+    """Tokens of a text per target pass, as a run counts them."""
     return num_tokens / pearl_seconds(num_tokens, length, by_depth, score=lambda _: 1.0, draft=lambda _: 0.0)
 
 
 def _from(by_depth: Sequence[float], depth: int) -> list[float]:
-    """Rates from a depth on; depths that were not measured go on with the last rate."""
+    """Rates from a depth on. Depths beyond the measured ones keep the last rate."""
     return list(by_depth[min(depth, len(by_depth) - 1) :]) if by_depth else [0.0]
 
 
@@ -77,10 +77,10 @@ class PearlScenario:
     """A scenario whose draft runs on a device of its own, beside the target."""
 
     turns: Scenario
-    """The same models, drafting in turns."""
+    """The scenario in which draft and target take turns."""
 
     def speed(self, length: int, by_depth: Sequence[float], *, num_tokens: int = 256) -> float:
-        """Tokens per second of the whole batch. Every round brings guesses over and the outcome back."""
+        """Tokens per second of the whole batch. Every round sends the guesses one way and the outcome back."""
         turns = self.turns
         alone = replace(turns, draft=None)
         crossing = 2 * turns.cluster.link.latency if turns.cluster.link is not None else 0.0

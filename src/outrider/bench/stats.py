@@ -1,19 +1,20 @@
-"""Medians with an interval that says how far a repetition may fall.
+"""Medians, with intervals that predict how far a repetition may deviate.
 
 A run is a table of seconds: rounds down, chunks of prompts across. Its time is the sum over chunks of the median over rounds.
-So a disturbance of one chunk in one round counts for nothing.
+So a disturbance of one chunk in one round has no effect.
 
 A speed-up is the ratio of two such times, measured side by side. Its interval resamples the rounds of every chunk, both sides
-together, and is widened for their small number. A speed on its own has nothing to cancel the machine's drift. Its interval
-resamples whole rounds and is wider. Resampling five rounds often draws an outlier three times, which real medians hardly
-meet. So outliers are first pulled in to four standard deviations (by the median deviation over all chunks).
+together, and is widened for their small number. A single speed has nothing to cancel the machine's drift, so its interval
+resamples whole rounds and is wider. Resampling five rounds often draws an outlier three times, which real medians hardly meet.
+So outliers are first moved to four standard deviations (from the median deviation over all chunks).
 
-Two runs are compared by the lower quartile instead of the median, because disturbances only ever add time. Where code and data
-lie in memory differs from process to process. That is worth a few percent, and no number of rounds in one process shows it. So
-several runs of either side are taken as pairs, whose spread makes the interval.
+Two runs are compared by the lower quartile instead of the median, because disturbances only ever add time. The memory layout of
+code and data differs from process to process. That changes speed by a few percent, and no number of rounds in one process shows
+it. So several runs of either side are taken as pairs, and the spread of the pairs makes the interval.
 
     T = sum_c median_r seconds[r, c];    log interval = log m + s (quantiles of resampled log m - log m),
-    s = t(df) / 1.96 sqrt(R / (R - 1));  of n pairs: log interval = mean +- t(n - 1) sd / sqrt(n)
+    s = t(df) / 1.96 sqrt(R / (R - 1));
+    of n pairs: log interval = mean +- t(n - 1) sd / sqrt(n)
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _RESAMPLES = 1000
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
 _WIDEST = 3.0
-"""No interval is stretched by more: two rounds have no spread worth the name, and t would say 6.5."""
+"""Largest factor by which an interval is widened. For two rounds t would give 6.5, which says nothing."""
 
 _COMPARED = 0.25
 """The quantile over rounds by which two runs are compared."""
@@ -64,7 +65,7 @@ def total(times: Times, quantile: float = 0.5) -> float:
 
 
 def speed_of(num_tokens: int, times: Times) -> Estimate:
-    """Tokens per second; ``num_tokens`` of one round. Whole rounds are resampled."""
+    """Tokens per second, where ``num_tokens`` are those of one round. Whole rounds are resampled."""
     table = np.asarray(times, float)
     middle = num_tokens / total(times)
     drawn = num_tokens / _resampled(table, seed=0, by_round=True)
@@ -79,7 +80,7 @@ def ratio_of(times: Times, baseline: Times) -> Estimate:
 
 
 def quotient_of(new: tuple[Times, Times], old: tuple[Times, Times]) -> Estimate:
-    """Ratio of the ratios of two runs, each (times, baseline) measured side by side; above 1 the new one is better."""
+    """Ratio of the speed-ups of two runs, each (times, baseline) measured side by side. Above 1, the new run is better."""
     sides = [[total(times, _COMPARED) for times in run] for run in (new, old)]
     middle = (sides[0][1] / sides[0][0]) / (sides[1][1] / sides[1][0])
     drawn = _ratios(*new, seed=1, quantile=_COMPARED) / _ratios(*old, seed=2, quantile=_COMPARED)
@@ -88,7 +89,7 @@ def quotient_of(new: tuple[Times, Times], old: tuple[Times, Times]) -> Estimate:
 
 
 def pooled(pairs: Sequence[Estimate]) -> Estimate:
-    """The mean of ratios of independent pairs of runs, with the interval that their spread makes."""
+    """Mean of the ratios of independent pairs of runs, with an interval from their spread."""
     if len(pairs) == 1:
         return pairs[0]
     logs = np.log([pair.value for pair in pairs])
@@ -97,13 +98,13 @@ def pooled(pairs: Sequence[Estimate]) -> Estimate:
 
 
 def _ratios(times: Times, baseline: Times, *, seed: int, quantile: float = 0.5) -> np.ndarray:
-    """Both sides are drawn with the same numbers: what disturbed a round disturbed both."""
+    """Ratios of resampled times. Both sides use the same rounds, because a disturbance of a round affects both."""
     mine, base = (np.asarray(side, float) for side in (times, baseline))
     return _resampled(base, seed=seed, quantile=quantile) / _resampled(mine, seed=seed, quantile=quantile)
 
 
 def _resampled(table: np.ndarray, *, seed: int, by_round: bool = False, quantile: float = 0.5) -> np.ndarray:
-    """[S] totals of tables whose rounds were drawn with replacement, for every chunk apart or for all together."""
+    """[S] totals of tables whose rounds were drawn with replacement, for every chunk separately or for all together."""
     rng = np.random.default_rng(seed)
     table = table if by_round else _tamed(table)
     rounds, chunks = table.shape
@@ -112,7 +113,7 @@ def _resampled(table: np.ndarray, *, seed: int, by_round: bool = False, quantile
 
 
 def _tamed(table: np.ndarray) -> np.ndarray:
-    """The table with its outliers pulled in."""
+    """The table with its outliers moved towards the median."""
     middle = np.median(table, axis=0)
     deviation = table / middle - 1
     bound = max(4 * 1.4826 * float(np.median(np.abs(deviation))) * math.sqrt(len(table) / max(1, len(table) - 1)), 1e-3)
@@ -132,5 +133,5 @@ def _interval(middle: float, drawn: np.ndarray, *, num_rounds: int, freedom: int
 
 
 def _student(freedom: int) -> float:
-    """t at 97.5 %."""
+    """Student's t at 97.5 %."""
     return _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom

@@ -1,4 +1,4 @@
-"""Prompts to measure with: families written here, any JSONL file, and the formats of Spec-Bench and MT-Bench.
+"""Prompts to measure with: built-in suites, any JSONL file, and the formats of Spec-Bench and MT-Bench.
 
 A suite is a list of conversations or plain texts. Files may hold, per line, a string, ``{"prompt": ...}``, ``{"text": ...}``,
 ``{"question": ...}``, ``{"messages": [...]}`` or ``{"turns": [...], "category": ...}`` (Spec-Bench, MT-Bench); lines with a
@@ -37,12 +37,12 @@ BEGINNINGS = (
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to ask: a plain text to continue, or the user's turns of a conversation."""
+    """One request: a plain text to continue, or the user's turns of a conversation."""
 
     text: str | None = None
     turns: tuple[str, ...] = ()
     before: tuple[Message, ...] = ()
-    """Messages that come before the first turn (a system message, earlier turns)."""
+    """Messages before the first turn (a system message, earlier turns)."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Suite:
 
 
 def builtin_names() -> list[str]:
-    """The families written here."""
+    """Names of the built-in suites."""
     folder = resources.files("outrider.bench") / "prompts"
     return sorted(entry.name.removesuffix(".jsonl") for entry in folder.iterdir() if entry.name.endswith(".jsonl"))
 
 
 def load_suites(names: Sequence[str]) -> list[Suite]:
-    """Suites by name, or from files (anything that ends in .jsonl or has a path in it); "all" is every family written here."""
+    """Suites by name, or from files (anything that ends in .jsonl or has a path in it). "all" is every built-in suite."""
     suites: list[Suite] = []
     for name in names:
         if name == "all":
@@ -124,12 +124,12 @@ def _item_of(row: Any, place: str) -> Item:
 
 
 Reply = Callable[[list[int]], str]
-"""What plain decoding answers to a prompt."""
+"""Returns plain decoding's reply to a prompt."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Items to token ids for one model; prompts that leave no room are cut at their beginning."""
+    """Turns items into token ids for one model. Prompts that leave no room are cut at their beginning."""
 
     codec: TextCodec
     room: int
@@ -151,7 +151,7 @@ class Encoder:
         return prompts
 
     def _conversation(self, messages: Sequence[Message]) -> list[int]:
-        """In the model's own chat format, or as plain paragraphs for a model without one."""
+        """A conversation in the model's chat format, or as plain paragraphs for a model without one."""
         if self.codec.chat_template is not None:
             return self.codec.encode_chat(messages)
         return self.codec.encode("\n\n".join(str(message["content"]) for message in messages) + "\n\n")

@@ -1,4 +1,4 @@
-"""From measured cells to the figures of a report: one line per setting, suite and batch size, and one over all suites."""
+"""Turns measured cells into the figures of a report: one line per setting, suite and batch size, and one over all suites."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.bench.stats import Estimate, ratio_of, speed_of
 
 ALL = "all suites"
 _DEPTHS = 16
-"""Positions of acceptance that are kept."""
+"""Most depths for which acceptance is kept."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Line:
     speed: Estimate
     """Tokens per second, prefill excluded."""
     speedup: Estimate
-    """Against plain decoding in the same rounds."""
+    """Speed over that of plain decoding in the same rounds."""
     tokens_per_pass: float
-    """Tokens emitted over rounds, per row."""
+    """Emitted tokens per target pass, per row."""
     acceptance: float
     by_depth: tuple[float, ...]
     waste: float
-    """Share of verified guesses that were thrown away."""
+    """Share of verified guesses that were rejected."""
     split: Mapping[str, float]
     """Shares of decoding time: draft, verify, walk, host."""
     pass_seconds: float
@@ -40,7 +40,7 @@ class Line:
     memory: int
     """Bytes the method holds beside the target."""
     identical: float
-    """Share of prompts whose text was that of plain decoding."""
+    """Share of prompts whose text equalled that of plain decoding."""
     times: tuple[tuple[float, ...], ...]
     """Seconds by round and chunk of prompts."""
     lossless: bool = True
@@ -57,7 +57,7 @@ class Line:
 
 
 def lines_of(results: Results, bandwidth: Bandwidth) -> list[Line]:
-    """Over all suites first, then suite by suite; settings in the order they were given."""
+    """Lines over all suites, then suite by suite, with settings in the given order."""
     sizes = sorted({cell.batch_size for cell in results.cells.values()})
     suites = list(dict.fromkeys(cell.suite for cell in results.cells.values()))
     labels = list(dict.fromkeys(cell.setting.label for cell in results.cells.values()))
@@ -107,7 +107,7 @@ def _line(title: str, cells: Sequence[Cell], *, base: Sequence[Cell], bandwidth:
 
 
 def _times(cells: Sequence[Cell]) -> tuple[tuple[float, ...], ...]:
-    """Times by round and chunk, the chunks of several suites side by side."""
+    """Times by round and chunk, with the chunks of several suites side by side."""
     rounds = range(len(cells[0].times))
     return tuple(tuple(seconds for cell in cells for seconds in cell.times[i]) for i in rounds)
 
@@ -129,7 +129,7 @@ def document(lines: Sequence[Line], results: Results, skipped: Sequence[Skipped]
 
 
 def _rulers(results: Results) -> list[dict[str, Any]]:
-    """The fixed work's seconds beside every group of lines, in the same order of chunks."""
+    """Seconds of the fixed work for every group of lines, in the same order of chunks."""
     sizes = sorted({size for _, size in results.ruler})
     found: list[dict[str, Any]] = []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Small plots as SVG text: horizontal bars with intervals, and lines. No script, no fonts or files from elsewhere.
+"""Small plots as SVG text: horizontal bars with intervals, and lines. They need no script, font or other file.
 
 Colours are classes of the page's style sheet (``report_style``), so that a plot is readable on light and on dark ground.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from html import escape
 
 NUM_COLOURS = 8
-"""Series that one plot can tell apart."""
+"""Number of series with colours of their own."""
 _WIDTH = 900
 _CLOSEST = 24
-"""Pixels between two labels of an axis."""
+"""Fewest pixels between two labels of an axis."""
 Place = Callable[[float], float]
-"""A value's place on an axis, in pixels."""
+"""Converts a value to a place on an axis, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Bar:
     low: float
     high: float
     tone: str = ""
-    """Class of the bar, where it is not to follow from the comparison with the mark."""
+    """Class of the bar, if it does not follow from the comparison with the mark."""
 
 
 def bars(items: Sequence[Bar], *, unit: str = "x", digits: int = 2, mark: float | None = 1.0) -> str:
-    """One bar per item; ``mark`` is the value everything is compared with. Intervals far beyond all values are cut off."""
+    """One bar per item. Everything is compared with the value ``mark``. Intervals far beyond all values are cut off."""
     left, row = _room_for(item.label for item in items), 22
     most = max([item.value for item in items] + [mark or 0.0]) or 1.0
     top = max(most, min(max(item.high for item in items), 1.6 * most))
@@ -101,7 +101,7 @@ def nice_steps(most: float) -> list[float]:
 
 
 def _room_for(labels: Iterable[str]) -> int:
-    """Pixels that the longest label takes."""
+    """Pixels of the longest label."""
     return min(340, 20 + 7 * max((len(label) for label in labels), default=10))
 
 

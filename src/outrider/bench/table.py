@@ -1,4 +1,4 @@
-"""The table a terminal shows."""
+"""The table of a bench for a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIDTHS = (10, 10, 14, 10, 9, 8, 7, 8, 6, 6, 8, 10, 11)
 
 
 def table(lines: Sequence[Line], skipped: Sequence[Skipped]) -> str:
-    """Every line, grouped by batch size and suite, the fastest first after plain decoding."""
+    """Every line, grouped by batch size and suite: plain decoding first, then the others by speed."""
     width = max([20, *(len(line.label) for line in lines)]) + 1
     blocks: list[str] = []
     for group in dict.fromkeys((line.batch_size, line.suite) for line in lines):

@@ -1,7 +1,7 @@
-"""What the rounds of a run add up to.
+"""Sums over the rounds of a run.
 
-Plain decoding and every method are counted by the same code, from the reports of their rounds: the split of the time (draft,
-verify, walk, host), acceptance by depth, and how many verified guesses were thrown away.
+Plain decoding and every method are counted by the same code, from the reports of their rounds. It counts the split of the time
+(draft, verify, walk, host), acceptance by depth, and rejected guesses.
 
     round = draft + verify + walk (law, rule, commit) + host (observe, emit, statistics)
     acceptance at depth k = rounds that accepted k guesses or more / rounds in which depth k was put to the test
@@ -19,12 +19,12 @@ from outrider.policies.lengths import depths_of
 
 @dataclass
 class Tally:
-    """What rounds added up to."""
+    """Sums over rounds."""
 
     num_rounds: int = 0
-    """Rounds of rows: a batch of four makes four."""
+    """Rounds of rows: a round of a batch of four counts as four."""
     num_passes: int = 0
-    """Target passes: a batch of four makes one."""
+    """Target passes: a round of a batch of four counts as one."""
     num_nodes: int = 0
     """Nodes verified, roots included."""
     num_guesses: int = 0
@@ -33,12 +33,12 @@ class Tally:
     verify_seconds: float = 0.0
     walk_seconds: float = 0.0
     tested: list[int] = field(default_factory=list)
-    """By depth, the first guess at 0: rounds in which a guess of that depth was put to the test."""
+    """By depth from 0: rounds in which a guess of that depth was tested."""
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
-    """By depth: rounds whose longest path of guesses went so deep."""
+    """By depth: rounds whose longest path of guesses reached it."""
     by_size: dict[int, list[float]] = field(default_factory=dict)
-    """Verify seconds by number of nodes in the pass (rows times padded nodes)."""
+    """Seconds of verification by number of nodes in the pass (rows times padded nodes)."""
 
     @property
     def acceptance(self) -> float:
@@ -55,7 +55,7 @@ class Tally:
         return [hits / tests for hits, tests in zip(self.accepted, self.tested, strict=True) if tests]
 
     def __add__(self, other: Tally) -> Tally:
-        """Counts of both."""
+        """The sums of both."""
         mine, theirs = vars(self), vars(other)
         sums: dict[str, Any] = {name: value + theirs[name] for name, value in mine.items() if isinstance(value, int | float)}
         lists: dict[str, Any] = {name: _sum(mine[name], theirs[name]) for name in ("tested", "accepted", "drafted")}
@@ -96,7 +96,7 @@ def _sum(a: list[int], b: list[int]) -> list[int]:
 
 
 def _has_children(seen: Observation, row: int) -> bool:
-    """Whether guesses stood where the path ended."""
+    """Whether there were guesses at the end of the path."""
     tree, end = seen.draft.tree, seen.paths[row][-1]
     if tree.is_chain:
         return end < tree.sizes[row] - 1

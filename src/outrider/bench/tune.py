@@ -1,9 +1,10 @@
-"""The best method for a model, a machine and somebody's prompts: predicted from a few probes, then measured.
+"""Finds the best method for a model, a machine and a user's prompts. It predicts speeds from a few probes, then measures the
+best.
 
 There are three steps.
 
-1. *Probe.* Every lossless row of the table runs once or twice on some of the prompts. That gives the acceptance by depth and
-   the cost of drafting. The cost of passes by size is measured beside it.
+1. *Probe.* Every lossless method runs once or twice on some of the prompts. That gives the acceptance by depth and the cost
+   of drafting. The cost of passes by size is measured beside it.
 2. *Predict.* From these follows the speed of every length of every chain drafter. Trees are predicted at the probed sizes.
 3. *Race.* The best few predictions, their neighbours and plain decoding are measured in turns, and the fastest wins. If its
    interval does not exclude 1, the answer is plain.
@@ -43,7 +44,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Forecast:
-    """A setting and the speed-up expected of it."""
+    """A setting and its predicted speed-up."""
 
     setting: Setting
     speedup: float
@@ -61,7 +62,7 @@ class Raced:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of it."""
+    """Result of tuning."""
 
     best: Raced
     raced: list[Raced]
@@ -71,12 +72,12 @@ class Tuned:
 
     @property
     def pays(self) -> bool:
-        """Whether speculation is faster beyond doubt."""
+        """Whether speculation is faster beyond the interval of the measurement."""
         return self.best.setting.method != BASELINE
 
 
 def tune(llm: LLM, prompts: Sequence[list[int]], config: TuneConfig, *, say: Say = lambda _: None) -> Tuned:
-    """Probe, predict, race."""
+    """Probe, predict and race."""
     few = list(prompts[: config.num_probe_prompts])
     settings, skipped = runnable(llm, _probes(config), lambda _: None)
     say(f"probing {len(settings) - 1} settings on {len(few)} prompts")
@@ -127,7 +128,7 @@ def _curve(llm: LLM, context: int, batch_size: int) -> PassCurve:
 
 
 def forecast(settings: Sequence[Setting], probed: Results, curve: PassCurve, batch_size: int) -> list[Forecast]:
-    """Expected speed-ups of every setting that can be predicted, the best first."""
+    """Predicted speed-ups of all settings that can be predicted, the best first."""
     cells = [probed.cell(setting.label, _SUITE, batch_size) for setting in settings]
     plain = next(cell for cell in cells if cell.setting.method == BASELINE)
     found: list[Forecast] = []
@@ -146,18 +147,19 @@ def forecast(settings: Sequence[Setting], probed: Results, curve: PassCurve, bat
 
 
 def _round_seconds(cell: Cell) -> float:
-    """Seconds of a round, each chunk at its fastest: first calls and other programs only ever add."""
+    """Seconds of a round, with the fastest time of each chunk. First calls and other programs only ever add time."""
     fastest = [min(times) for times in zip(*cell.times, strict=True)]
     return sum(fastest) * len(cell.times) / max(cell.tally.num_passes, 1)
 
 
 def _tokens(tally: Tally) -> float:
-    """Tokens of a round of one row."""
+    """Emitted tokens of a round of one row."""
     return 1 + tally.num_accepted / max(tally.num_rounds, 1)
 
 
 def _chain_speeds(cells: Sequence[Cell], curve: PassCurve, *, host: float) -> list[tuple[Setting, float]]:
-    """Every length: reach from the longest probe, seconds from a model that is held to all probes (``_rates``)."""
+    """Predicted speed of every length of a chain: reach from the longest probe, seconds from a model that is fitted to all
+    probes (``_rates``)."""
     long = cells[-1]
     tally = long.tally
     rounds = max(tally.num_rounds, 1)
@@ -178,7 +180,7 @@ def _chain_speeds(cells: Sequence[Cell], curve: PassCurve, *, host: float) -> li
 
 
 def _drafting(cells: Sequence[Cell]) -> PassCurve:
-    """Seconds of drafting by guesses: a straight line through the shortest and the longest probe."""
+    """Seconds of drafting by number of guesses: a line through the shortest and the longest probe."""
     short, long = (cells[i].tally for i in (0, -1))
     seconds = [tally.draft_seconds / max(tally.num_passes, 1) for tally in (short, long)]
     lengths = [_mean_depth(tally) for tally in (short, long)]
@@ -195,7 +197,7 @@ def _rates(cells: Sequence[Cell], model: Callable[[float], float]) -> tuple[tupl
 
 
 def _share(counts: Sequence[int], depth: int, rounds: int) -> float:
-    """Share of rounds; beyond the probe, falling on as at its end."""
+    """Share of rounds that reach a depth. Beyond the probe it keeps falling as at its end."""
     if not counts:
         return 0.0
     if depth < len(counts):
@@ -211,7 +213,7 @@ def _mean_depth(tally: Tally) -> float:
 def _races(
     llm: LLM, prompts: Sequence[list[int]], config: TuneConfig, forecasts: Sequence[Forecast], *, say: Say
 ) -> list[Raced]:
-    """The best predictions against plain decoding; then the winner against its neighbours, while a neighbour wins."""
+    """Race the best predictions against plain decoding, then the winner against its neighbours as long as a neighbour wins."""
     expected = {one.setting.label: one.speedup for one in forecasts}
     raced = _race(llm, prompts, config, _varied(forecasts, config.num_finalists), expected=expected)
     tried = {one.setting.label for one in raced}
@@ -232,7 +234,7 @@ def _races(
 
 
 def _varied(forecasts: Sequence[Forecast], count: int) -> list[Setting]:
-    """The best, at most two of a method: predictions of one method err together."""
+    """The best predictions, at most two of a method, because errors of one method's predictions are correlated."""
     chosen: list[Setting] = []
     for one in forecasts:
         if sum(setting.method == one.setting.method for setting in chosen) < 2:
@@ -243,7 +245,8 @@ def _varied(forecasts: Sequence[Forecast], count: int) -> list[Setting]:
 
 
 def _neighbours(llm: LLM, winner: Setting) -> list[Setting]:
-    """One guess more or fewer, other tree sizes, and the length left to ``adaptive``: up to here, or as ``generate`` does."""
+    """Neighbours of a setting: one guess more or fewer, other tree sizes, and the length left to ``adaptive``, with this upper
+    bound or the default one."""
     options: dict[str, Any] = dict(winner.options)
     length = options.get("num_draft_tokens", (METHODS[winner.method].defaults or {}).get("num_draft_tokens", 4))
     nodes = options.get("num_tree_nodes")
@@ -258,7 +261,7 @@ def _neighbours(llm: LLM, winner: Setting) -> list[Setting]:
 def _race(
     llm: LLM, prompts: Sequence[list[int]], config: TuneConfig, settings: Sequence[Setting], *, expected: dict[str, float]
 ) -> list[Raced]:
-    """Measured in turns, the fastest first."""
+    """Settings measured in turns, the fastest first."""
     results = _run(llm, [Setting(BASELINE), *settings], prompts, config, num_rounds=config.num_rounds)
     cells = list(results.cells.values())  # plain decoding first; a time limit may have left others out
     raced = [

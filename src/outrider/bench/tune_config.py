@@ -1,4 +1,4 @@
-"""How much a tuning run tries."""
+"""Options of a tuning run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """How much is tried."""
+    """How many settings, prompts and seconds a tuning run uses."""
 
     methods: Sequence[str] = ()
-    """Names of the table; none means every lossless row."""
+    """Names in the method table; none means every lossless method."""
     max_tokens: int = 64
     temperature: float = 0.0
     batch_size: int = 1
@@ -19,4 +19,4 @@ class TuneConfig:
     num_finalists: int = 5
     num_rounds: int = 9
     seconds: float | None = None
-    """Seconds for all races together, about."""
+    """Seconds for all races together, approximately."""

@@ -1,8 +1,8 @@
-"""Does the simulator predict what is measured? Synthetic drafters of set acceptance, run here, against their predictions.
+"""Validates the simulator: runs synthetic drafters with a given acceptance, and compares their speed with the prediction.
 
-Costs and runs take turns, several times, and of each the undisturbed times count. The prediction uses the cost of passes
-measured on their own, the host's and the drafter's work measured in rounds that accept nothing, and the acceptance by depth; no
-time of the run it predicts.
+Measurements of costs and runs take turns, several times, and the undisturbed times of each count. The prediction uses the cost
+of passes alone, the host's and the drafter's work in rounds that accept nothing, and the acceptance by depth. It uses no time
+of the run that it predicts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from outrider.drafters.synthetic import Synthetic, SyntheticOptions
 from outrider.policies.fixed import Fixed, FixedOptions
 
 _SECONDS_PER_GUESS = 5e-4
-"""What a synthetic guess takes: about a tenth of a pass of the bundled target."""
+"""Seconds of a synthetic guess: about a tenth of a pass of the bundled target."""
 
 
 _CALIBRATED = (1, 4, 8)
-"""Lengths at which rounds that accept nothing are timed."""
+"""Draft lengths at which rounds that accept nothing are timed."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class PredictedSpeed:
     predicted: float
     measured: float
     acceptance: float
-    """The acceptance rate that came out, beside the one that was set."""
+    """The measured acceptance rate, beside the given one."""
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Predicted over measured speed, minus 1."""
         return self.predicted / self.measured - 1
 
     def to_json(self) -> dict[str, float]:
@@ -51,14 +51,14 @@ class PredictedSpeed:
 
 
 def synthetic_method(llm: LLM, texts: Sequence[Sequence[int]], *, rate: float, length: int, seconds: float = 0.0) -> Method:
-    """Guesses of a set acceptance and cost for texts known beforehand."""
+    """A method whose guesses have a given acceptance and cost, for texts known in advance."""
     options = SyntheticOptions(rate=rate, seconds_per_guess=seconds)
     drafter = Synthetic(options, texts=texts, vocab_size=llm.target.vocab_size)
     return Method(drafter, Coupled(), Fixed(FixedOptions(num_draft_tokens=length)))
 
 
 def known_texts(llm: LLM, prompts: Sequence[Sequence[int]], *, max_tokens: int) -> list[list[int]]:
-    """What plain decoding writes after every prompt."""
+    """Plain decoding's text after every prompt."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     outputs = [llm.generate([list(prompt)], params, method=llm.compose(BASELINE))[0] for prompt in prompts]
     return [[*output.prompt_token_ids, *output.token_ids] for output in outputs]
@@ -74,7 +74,7 @@ def validate(
     num_rounds: int = 3,
     clock: Clock = time.perf_counter,
 ) -> list[PredictedSpeed]:
-    """Every rate at every length."""
+    """Predict and measure every rate at every length."""
     texts = known_texts(llm, prompts, max_tokens=max_tokens)
     cells = [(rate, length) for rate in rates for length in lengths]
     runs: dict[tuple[float, int], list[Sample]] = {cell: [] for cell in [*cells, *((0.0, length) for length in _CALIBRATED)]}

@@ -1,8 +1,8 @@
 """Keys and values in one block per row: committed tokens first, the nodes of the current tree right after them.
 
-Rows have their own lengths, so row b's node n stands at slot ``lengths[b] + n``. A commit moves the accepted nodes down
-next to the prefix (nothing moves on a chain) and raises the length; what lies behind it is garbage that the mask hides and
-the next tree overwrites. After any commit the first ``lengths[b]`` slots are those a fresh prefill would have written.
+Rows have their own lengths, so row b's node n stands at slot ``lengths[b] + n``. A commit moves the accepted nodes down next to
+the prefix (nothing moves on a chain) and raises the length. Behind it lies garbage, which the mask hides and the next tree
+overwrites. After any commit the first ``lengths[b]`` slots are those a fresh prefill would have written.
 
 Rows that leave a batch for good (``narrow``) leave their place to the next that joins: the last rows move into the holes, and
 nothing else does. Copying the whole block instead costs several rounds of a small model.

@@ -182,8 +182,8 @@ class PagePool:
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros of the type and on the device of another tensor. In the system's memory they are NumPy's: the system clears them
-    where they are first used, so that a round in which the pool grows does not wait for all of it."""
+    """Zeros of the type and on the device of another tensor. In the system's memory they are NumPy arrays. The system clears
+    them when they are first used, so a round in which the pool grows does not wait for all of it."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
     num_bytes = math.prod(shape) * like.element_size()

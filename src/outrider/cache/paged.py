@@ -1,13 +1,13 @@
 """Keys and values in pages of equal size: rows that begin alike share memory, and nobody holds more than a page too much.
 
-A ``PagedCache`` holds a list of pages of a pool (``cache/page_pool.py``) per row; slot s of a row is place s mod T of page
-s div T. Forking, joining and lending a beginning (``PageRun``) copy lists and raise counts; a page with several users is copied
+A ``PagedCache`` holds a list of pages of a pool (``cache/page_pool.py``) per row; slot s of a row is place s mod T of page s
+div T. Forking, joining and lending a beginning (``PageRun``) copy lists and raise counts. A page with several users is copied
 before it is written (*copy on write*), so what others see never changes. Pages as memory of attention: Kwon et al. 2023,
 "PagedAttention" (arXiv 2309.06180). The GPU's kernels and the CPU's native pass read them through the table.
 
 The contract, for whoever shares beginnings: ``run = cache.run(row, length)`` keeps the first ``length`` tokens alive whatever
-the row does; ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with them, at no cost but the last page
-(when a row first writes into one that is not full); a run goes back when nobody refers to it.
+the row does. ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with them, at no cost but the last page (when
+a row first writes into one that is not full). A run goes back when nobody refers to it.
 """
 
 from __future__ import annotations

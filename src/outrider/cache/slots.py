@@ -41,8 +41,9 @@ class LayeredCache(SlotCache, ABC):
 
     @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Put the [B, Hkv, N, D] of the nodes last reserved into a layer; returns its keys and values [B, Hkv, S, D] in slot
-        order, up to the last used slot of the longest row. ``values`` are None in memory of one side, where keys are values."""
+        """Put the [B, Hkv, N, D] of the nodes last reserved into a layer. Returns its keys and values [B, Hkv, S, D] in slot
+        order, up to the last used slot of the longest row. Its ``values`` are None in memory of one side, where keys are
+        values."""
 
     @abstractmethod
     def entries(self, layer: int) -> tuple[Tensor, Tensor]:

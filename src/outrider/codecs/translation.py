@@ -1,9 +1,9 @@
 """Translation by text: decode with one tokenizer, encode with the other.
 
-Special tokens have no text, so a text is translated piece by piece between them, and each goes to the other tokenizer's token
-of the same writing or of the same role (begin, end), or is left out. A continuation is encoded together with the words before
-it, because a token may hold the space in front of its word; it is used only where it begins at the end of a token. Inside a
-character, which byte-level targets say in several tokens, the draft reads on before it (``unfinished.py``).
+Special tokens have no text, so a text is translated piece by piece between them. Each special token becomes the other
+tokenizer's token of the same writing or role (begin, end), or is left out. A continuation is encoded together with the words
+before it, because a token may hold the space in front of its word. It is used only where it begins at the end of a token.
+Inside a character, which byte-level targets say in several tokens, the draft reads on before it (``unfinished.py``).
 """
 
 from __future__ import annotations

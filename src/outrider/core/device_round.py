@@ -131,7 +131,7 @@ class CapturedShape:
         return len(self.guesses) > 1
 
     def within(self, max_depth: int | None) -> CapturedShape:
-        """The same without draft lengths above ``max_depth``. If all exceed it, the shortest one is cut to it."""
+        """This shape without draft lengths above ``max_depth``. If all exceed it, the shortest one is cut to it."""
         if max_depth is None or not self.guesses:
             return self
         kept = {depth: count for depth, count in self.guesses.items() if depth <= max_depth}

@@ -1,9 +1,10 @@
 """The sampling parameters of a frame's slots as tensors, so that one captured round serves every request.
 
-A ``Shaping`` holds what lies between a model's logits and the law of a slot, beside its temperature: bias, banned and forced
-tokens, a minimum length, penalties and the counts they need, and truncations. ``Stages`` says how much of it a captured round
-computes. A round computes what the most demanding request in its slots needs; the others are not changed by it. What cannot be
-a tensor (processors) is left to the host. A grammar's masks come from the host while the pass runs (``engine/constrained.py``).
+A ``Shaping`` holds what turns a model's logits into the law of a slot, beside its temperature. It covers bias, banned and
+forced tokens, a minimum length, penalties and the counts they need, and truncations. The value ``Stages`` says how much of it a
+captured round computes. A round computes what the most demanding request in its slots needs; the others are not changed by it.
+What cannot be a tensor (processors) is left to the host. A grammar's masks come from the host while the pass runs
+(``engine/constrained.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a drafter proposes: a tree, and how its candidates were drawn.
 
-An acceptance rule may only be exact for one way of drawing, so the way is part of the draft (Lemma A-C of
-docs/lossless.md): the residual after a rejected *sampled* guess differs from that after a rejected *chosen* one.
+An acceptance rule may only be exact for one way of drawing, so the way is part of the draft (Lemma A-C of docs/lossless.md).
+The residual after a rejected *sampled* guess differs from that after a rejected *chosen* one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows of the tables: how a part is built, what it needs, and which options it has.
 
-The tables themselves are in ``methods.py``. A row may be made of other rows (a hybrid of drafters, a cascade): it then says
+The tables themselves are in ``methods.py``. A row may be made of other rows (a hybrid of drafters, a cascade). It then says
 which of its options names them, and its builder asks ``Parts.part`` for their drafters.
 """
 
@@ -73,7 +73,7 @@ class MethodRow:
     """One row of the table."""
 
     summary: str
-    """What it does, in one line."""
+    """One line that describes the method."""
     paper: str
     """Where the idea comes from."""
     drafter: type[Drafter]
@@ -117,6 +117,14 @@ class PolicyRow:
     build: Callable[[Any], Policy]
     options: type
     summary: str
+    by_way: Callable[[list[Any]], Policy] | None = None
+    """What chooses among the ways of a drafter, made of one policy for each. Without it the whole drafter is asked."""
+
+    def made(self, options: Any, num_ways: int) -> Policy:
+        """The policy of a drafter with so many ways."""
+        if num_ways == 1 or self.by_way is None:
+            return self.build(options)
+        return self.by_way([self.build(options) for _ in range(num_ways)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +140,7 @@ class RuleRow:
 
     @property
     def keeps(self) -> str:
-        """What of plain decoding a text keeps under this rule, in words."""
+        """The property of plain decoding's text that this rule keeps, in words."""
         if self.rule.keeps_seed:
             return "the seed: the text of plain decoding with the same seed, token for token"
         return (

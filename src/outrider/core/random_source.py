@@ -1,7 +1,7 @@
 """The two questions a scalar acceptance rule may ask of chance, and who answers them.
 
-A rule written against ``RandomSource`` can be *run* (answers from ``NoiseSource``, the same numbers the vectorised rule
-uses) and *proved*: ``enumerate_law`` answers every question in every possible way and adds up the probabilities, so the
+A rule written against ``RandomSource`` can be *run* (answers from ``NoiseSource``, the same numbers the vectorised rule uses).
+It can also be *proved*: ``enumerate_law`` answers every question in every possible way and adds up the probabilities. So the
 output law of the rule is computed exactly instead of being sampled.
 """
 

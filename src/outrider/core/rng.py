@@ -1,9 +1,9 @@
 """Random numbers as a pure function of (seed, output position, purpose, lane): the same on every device and in every batch.
 
-A counter-based generator has no state to advance, so a number cannot depend on how many were drawn before it, on the
-batch slot, on the step or on the tree. The generator is SplitMix64 (Steele, Lea & Flood 2014): the words of the key are
-absorbed one by one through its finaliser, and stream element i is ``mix(key + i * GOLDEN)``. Integer arithmetic wraps
-identically on CPU and GPU; logarithms are taken in float64 and rounded once.
+A counter-based generator has no state to advance. So a number cannot depend on the numbers drawn before it, on the batch slot,
+on the step or on the tree. The generator is SplitMix64 (Steele, Lea & Flood 2014): the words of the key are absorbed one by one
+through its finaliser, and stream element i is ``mix(key + i * GOLDEN)``. Integer arithmetic wraps identically on CPU and GPU;
+logarithms are taken in float64 and rounded once.
 
     uniform u in (0, 1);   exponential -log u;   Gumbel -log(-log u);   argmax(log w + Gumbel) ~ w / sum(w)
 """
@@ -103,11 +103,10 @@ class Choose(Protocol):
 class Noise:
     """The random numbers of one round of B requests.
 
-    The target's noise belongs to the absolute output position, so the text is a function of the seed, whatever was
-    drafted. All other noise belongs to the *round*, named by the output position it starts from. It must not be
-    reused: a rule that looks ahead (block, traversal) stops because of guesses it then discards, and drawing those
-    positions again with the same numbers would bias the next round.
-    """
+    The target's noise belongs to the absolute output position, so the text is a function of the seed, whatever was drafted. All
+    other noise belongs to the *round*, named by the output position it starts from. It must not be reused. A rule that looks
+    ahead (block, traversal) stops because of guesses it then discards. Drawing those positions again with the same numbers
+    would bias the next round."""
 
     seeds: Tensor
     """[B] int64."""

@@ -1,9 +1,9 @@
 """The only place where logits become a distribution.
 
-``Sampler`` applies a request's parameters to the logits of every node of its tree, conditioned on that node's path: the
-penalties count the tokens on the way to the node, the minimum length looks at the node's own output position, the grammar
-is advanced along the path. So p is the same whether a position is reached by one-token decoding, by a chain or by a
-branch, and every parameter is exact under speculation. Nothing depends on the other rows of the batch.
+``Sampler`` applies a request's parameters to the logits of every node of its tree, conditioned on that node's path. The
+penalties count the tokens on the path, the minimum length looks at the node's own output position, and the grammar is advanced
+along the path. So p is the same whether a position is reached by one-token decoding, by a chain or by a branch, and every
+parameter is exact under speculation. Nothing depends on the other rows of the batch.
 
 Truncations (top-k, top-p, min-p) are thresholds on the logit: ties at the threshold are kept, whatever the sort order.
 """

@@ -25,9 +25,8 @@ def top_k(logits: Tensor, k: Tensor) -> Tensor:
 def top_p(logits: Tensor, p: Tensor) -> Tensor:
     """Sorts only as many of the largest logits as are needed to reach p, since sorting all is slow.
 
-    Where a sum is so near p that rounding decides, all logits are added in transformers' order, so that a token at
-    the threshold falls on the same side on every machine.
-    """
+    If a sum is so near p that rounding decides, all logits are added in transformers' order. So a token at the threshold falls
+    on the same side on every machine."""
     norm = logits.logsumexp(-1, keepdim=True)
     size = min(64, logits.shape[-1])
     while True:

@@ -1,4 +1,4 @@
-"""A drafter of captured rounds that keeps what it knows of slots in pages."""
+"""A drafter of captured rounds that stores its memory of slots in pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.device.slot_pages import SlotPages
 
 
 class PagedDrafter(DeviceDrafter, ABC):
-    """What a drafter answers about its memory, where that is ``SlotPages``."""
+    """Answers questions about a drafter's memory, where that memory is ``SlotPages``."""
 
     def __init__(self, pages: SlotPages) -> None:
         self._pages = pages

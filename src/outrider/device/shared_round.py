@@ -1,9 +1,9 @@
 """The part of a captured round that every rank of a divided model runs: the pass, the choice, and moving an accepted branch.
 
-The first rank drafts, walks and keeps the books. Inside the graph it sends the others what a pass reads: guesses, lengths,
-pages, and how nodes see one another. So a follower has no requests, no pages of its own and no draft: page p of its pool holds
-its heads of what page p of the first rank's pool holds. With a temperature alone every rank finds the best of its own columns,
-block by block, and those are gathered; for every other sampler the logits are.
+The first rank drafts, walks and manages the requests. Inside the graph it sends the other ranks the input of a pass: guesses,
+lengths, pages and ancestor masks. So a follower has no requests, no page tables and no drafter. Page p of its pool holds the
+same tokens as page p of the first rank's pool, for its own heads. If only a temperature shapes the logits, every rank finds the
+best of its own columns, block by block, and those are gathered. For every other sampler the logits themselves are gathered.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from outrider.models.gpu.stream import Step
 from outrider.models.joint import ALONE, Joint
 
 Layout = Sequence[tuple[tuple[int, ...], torch.dtype] | None]
-"""Shapes and types of what is sent; None for what is not there."""
+"""Shapes and types of the parts of a message; None for parts that are absent."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What the pass and the choice of a round read, all of it on the device."""
+    """The input of the pass and the choice of a round, all of it on the device."""
 
     nodes: Tensor
     """[B, N] int64 tokens; below 0 for no guess."""
@@ -39,22 +39,22 @@ class Sent:
     prompt_lens: Tensor
     seeds: Tensor
     temperatures: Tensor
-    """[B] each, as in ``Frame``."""
+    """[B] temperatures and seeds, as in ``Frame``."""
     pages: Tensor
     """[B, P] int32."""
     words: Tensor | None
     depths: Tensor | None
     paths: Tensor | None
-    """As in ``Sights``."""
+    """Ancestors of the nodes, as in ``Sights``."""
     piece_tokens: Tensor | None = None
-    """[R, 32] int64 of prompts."""
+    """[R, 32] int64 tokens of prompt pieces."""
     piece_starts: Tensor | None = None
-    """[R] int32 tokens before them."""
+    """[R] int32 tokens before each piece."""
     piece_pages: Tensor | None = None
-    """[R, P] int32."""
+    """[R, P] int32 pages of each piece."""
 
     def twice(self, pairs: PairedRows) -> Sent:
-        """What is sent where every slot has two rows. ``pages`` and ``piece_pages`` are those of both rows already."""
+        """The message where every slot has two rows. ``pages`` and ``piece_pages`` already cover both rows."""
         own = {"pages": self.pages, "piece_pages": self.piece_pages}
         both = {
             name: None if one is None else one.repeat_interleave(2, 0) for name, one in vars(self).items() if name not in own
@@ -69,13 +69,13 @@ class Sent:
         return [None if one is None else (tuple(one.shape), one.dtype) for one in vars(self).values()]
 
     def packed(self) -> Tensor:
-        """All of it in one row of int64, so that it is one message."""
+        """The whole message as one row of int64."""
         there = [one for one in vars(self).values() if one is not None]
         whole = [one.view(torch.int32) if one.is_floating_point() else one for one in there]
         return torch.cat([one.reshape(-1).long() for one in whole])
 
     def groups(self, target: FastDecoder) -> list[tuple[Tensor, Step]]:
-        """The trees, and the pieces of prompts that are read beside them."""
+        """The two groups of rows of a pass: the trees, and the pieces of prompts that are read beside them."""
         page_len, num_slots = target.page_len, target.num_slots
         sights, nodes = Sights(self.words, self.depths, 0, self.paths), self.nodes
         shape = (nodes.shape[0], nodes.shape[1])
@@ -89,7 +89,7 @@ class Sent:
 
 
 def unpacked(row: Tensor, layout: Layout) -> Sent:
-    """What was sent, from one row of int64."""
+    """The message read from one row of int64."""
     sizes = [0 if one is None else torch.Size(one[0]).numel() for one in layout]
     found: list[Any] = []
     for part, one in zip(row.split(sizes), layout, strict=True):
@@ -103,7 +103,7 @@ def unpacked(row: Tensor, layout: Layout) -> Sent:
 
 
 def best_columns(logits: Tensor, frame: Frame, *, depths: Tensor | None, joint: Joint) -> Bests:
-    """The best of every block of every rank's columns, for [B, N] nodes whose logits only a temperature shapes."""
+    """The best column of every block of every rank, for [B, N] nodes whose logits only a temperature shapes."""
     first, count = joint.first_token, joint.num_tokens
     ids = torch.arange(first, first + count, device=logits.device)
     mine = block_bests(logits, frame, depths=depths, vocab_size=count, guessing=Guessing(1, ids))
@@ -115,17 +115,17 @@ def best_columns(logits: Tensor, frame: Frame, *, depths: Tensor | None, joint: 
 
 @dataclass(frozen=True)
 class RoundSpec:
-    """What a follower must know of a round to capture its part."""
+    """Everything a follower must know of a round to capture its part."""
 
     layout: Layout
     taps: tuple[int, ...]
     is_gathered: bool
-    """Whether the choice needs whole logits."""
+    """Whether the choice needs all logits."""
     path_len: int
-    """Numbers of a row's accepted path; 0 where nothing moves."""
+    """Length of a row's accepted path in the message; 0 where nothing moves."""
 
     def followed(self, target: FastDecoder) -> FollowedRound:
-        """The part of a follower that has ``target``."""
+        """The part of the round that a follower with ``target`` plays."""
         return FollowedRound(target, self)
 
 
@@ -140,7 +140,7 @@ class FollowedRound:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def capture(self, pool: Any) -> None:
-        """As the first rank does: run it once, which compiles its kernels, then capture it."""
+        """Capture like the first rank: run the round once, which compiles its kernels, then capture it."""
         self.run()
         torch.cuda.synchronize(self._target.device)
         graph = torch.cuda.CUDAGraph()
@@ -149,7 +149,7 @@ class FollowedRound:
         self._graph = graph
 
     def launch(self) -> None:
-        """Start the next round. It waits, on the device, for what the first rank sends."""
+        """Start the next round. On the device, it waits for the message of the first rank."""
         assert self._graph is not None, "captured before it is launched"
         self._graph.replay()
 
@@ -170,7 +170,7 @@ class FollowedRound:
 
 
 def sent_to_all(sent: Sent, joint: Joint) -> Sent:
-    """The first rank's side: every follower gets it too."""
+    """The sending side on the first rank: every follower receives the message."""
     if joint is not ALONE:
         joint.of(0, sent.packed())
     return sent

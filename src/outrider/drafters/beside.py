@@ -6,8 +6,8 @@ when the pass is. If not, the drafter goes back to the text that is right and dr
 
     in turns:  draft + pass        beside:  max(pass, end + draft),  and draft more after an end that was not foreseen
 
-Foreseeing decides *when* a tree is drawn, never which: a tree that is used follows the same text, with the same numbers of its
-round and the same plan as in turns. So every rule keeps its law, and the seed its text. (The idea of PEARL, Liu et al. 2024,
+Foreseeing decides *when* a tree is drawn, never which: a tree that is used follows the same text. Its round has the same random
+numbers and the same plan as in turns. So every rule keeps its law, and the seed its text. (The idea of PEARL, Liu et al. 2024,
 arXiv 2408.11850, for any drafter that can rewind. ``pearl`` differs after an end that was not foreseen; see there.)
 """
 

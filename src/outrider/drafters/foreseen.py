@@ -39,8 +39,9 @@ def after_context(context: Context, texts: Sequence[Sequence[int]]) -> Context:
 
 
 def at_the_end(context: Context, texts: Sequence[Sequence[int]], draws: Draws) -> Context:
-    """The context in which a guess foresees the token that ends this round after ``texts``: as the target chooses with the
-    noise of its position, or as rules of sampled guesses draw it with that of the round."""
+    """The context in which a guess foresees the token that ends this round after ``texts``. The token is chosen as the target
+    chooses, with the noise of its position. For sampled guesses it is drawn as their rules draw it, with the noise of the
+    round."""
     later, noise = after_context(context, texts), context.noise
     if draws is Draws.DETERMINISTIC:
         return later

@@ -10,7 +10,7 @@ from outrider.core.interfaces import Context, RowState
 
 
 class RowMemory(Protocol):
-    """What is remembered of one request."""
+    """The memory of one request."""
 
     def copy(self: Memory) -> Memory: ...
 

@@ -1,7 +1,7 @@
 """Synthetic acceptance: guesses that are right with a set probability, to measure speed at any acceptance without a drafter.
 
-The text is known beforehand (plain decoding wrote it once), so a guess can be made right or wrong at will: at every depth it
-is the next token of that text with probability ``rate`` and another token otherwise. Everything else is real: the passes, the
+The text is known beforehand (plain decoding wrote it once), so a guess can be made right or wrong at will. At every depth it is
+the next token of that text with probability ``rate``, and another token otherwise. Everything else is real: the passes, the
 walk, the caches, and, if asked for, the time that drafting would take. The speed measured this way is what a drafter of that
 acceptance and cost would reach on this machine.
 

@@ -1,10 +1,10 @@
 """Beam search, plain and speculative: the same beams, fewer target passes.
 
-The search keeps the ``num_beams`` likeliest unfinished texts; each level scores every token after every beam and keeps
-the best. Here a ``Forest`` guesses a tree under every beam, the target scores all of them in one pass (a row per beam),
-and the levels are *replayed* from its log-probabilities: while all winners of a level are nodes of the trees, the next
-level needs no new pass; where one is not, the winners are the new beams. Every pass settles at least one level, and what
-is kept never depends on the guesses, so the result is that of plain beam search.
+The search keeps the ``num_beams`` likeliest unfinished texts; each level scores every token after every beam and keeps the
+best. Here a ``Forest`` guesses a tree under every beam, and the target scores all of them in one pass (a row per beam). The
+levels are then *replayed* from its log-probabilities. While all winners of a level are nodes of the trees, the next level needs
+no new pass. Where one is not, the winners are the new beams. Every pass settles at least one level, and what is kept never
+depends on the guesses, so the result is that of plain beam search.
 
     score(beam v) = score(beam) + log p(v | beam);     finished: score / length ^ length_penalty
 

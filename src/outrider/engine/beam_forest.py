@@ -1,9 +1,9 @@
 """Guesses for beam search: a tree under every beam, so that the next levels can be replayed from one target pass.
 
-A level is won by tokens of several beams, and a round goes on only while *all* winners were guessed, so guesses must
-cover what the search will keep and not one likely text. ``ModelForest`` lets a small model search ahead of the target:
-the same beams, the same scores, its own log-probabilities. ``DrafterForest`` takes what any drafter proposes for each
-beam alone, cheaper and more easily missed. Either way guesses only decide how many levels one pass covers.
+A level is won by tokens of several beams, and a round goes on only while *all* winners were guessed. So guesses must cover
+everything that the search will keep, not one likely text. The forest ``ModelForest`` lets a small model search ahead of the
+target: the same beams, the same scores, its own log-probabilities. The forest ``DrafterForest`` takes what any drafter proposes
+for each beam alone, cheaper and more easily missed. Either way guesses only decide how many levels one pass covers.
 """
 
 from __future__ import annotations

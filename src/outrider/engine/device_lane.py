@@ -64,8 +64,8 @@ class DeviceLane(Lane):
         return [(seat.number, seat.state) for seat in (*self._seats.values(), *self._joining)]
 
     def accepts(self, request: Request) -> bool:
-        """Whether captured rounds can serve the request: they support its sampling, the prompt is long enough for the drafter's
-        first pass, and no other lane (such as an abandoned stream) holds the slots."""
+        """Whether captured rounds can serve the request. They must support its sampling, its prompt must be long enough for the
+        drafter's first pass, and no other lane (an abandoned stream) may hold the slots."""
         graphs, length = self._graphs, len(request.prompt_ids)
         if graphs.is_held_by_another(self) or length < graphs.least_len or stages_for([request]) is None:
             return False

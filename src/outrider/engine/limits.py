@@ -1,8 +1,8 @@
 """Limits on a policy's plan: those of each request, and those of memory.
 
-A policy plans for the batch; a request may ask for fewer guesses than that or for none, and a round may have room for fewer
-nodes than the policy would like. Both only make trees smaller, which no lossless rule minds (Lemma C of docs/lossless.md):
-how long a draft is was decided before any of it was drawn.
+A policy plans for the batch. A request may ask for fewer guesses than that or for none, and a round may have room for fewer
+nodes than the policy would like. Both only make trees smaller, which no lossless rule minds (Lemma C of docs/lossless.md): how
+long a draft is was decided before any of it was drawn.
 
     depth_b = min(plan_b, limit_b, room),   nodes_b = min(plan_b, room)
 """

@@ -2,9 +2,9 @@
 
 What serving needs beside the weights is keys and values of the committed tokens, the same for the nodes of a tree, and the
 logits of those nodes. All of it is known before a round. So a round that would not fit takes a smaller tree, down to the root
-alone, which is plain decoding; a batch that would not fit even then gives up its youngest request, which starts again from
-its own tokens when there is room. Admission asks that a request alone fits, so nothing that was admitted can fail. The
-idea of bounding the tree by memory is SpecMemo's (arXiv 2506.01986); the count is ours.
+alone, which is plain decoding. A batch that would not fit even then gives up its youngest request. That one starts again from
+its own tokens when there is room. Admission asks that a request alone fits, so nothing that was admitted can fail. The idea of
+bounding the tree by memory is SpecMemo's (arXiv 2506.01986); the count is ours.
 
     bytes(B, S, T) = B (slots(S + T) k + T v),    slots(n) = 1.5 n in whole blocks of 256       (cache/contiguous.py grows so)
     k: bytes of a token in the caches of target and draft;   v: bytes of a node's logits, twice

@@ -1,8 +1,8 @@
 """The decision of a rule on the host, and the form in which a captured round receives it.
 
 A captured round follows, from the root on, the child that holds what was chosen after its parent
-(``device/acceptance/coupled.py``). A rule on the host has decided already. So the device gets a tree in which only the rule's
-path is left, and as choices the tokens along it; the last one is the token that the rule adds.
+(``device/acceptance/coupled.py``). A rule on the host has decided already. So the device receives a tree that holds only the
+rule's path, and the tokens along it as choices. The last one is the token that the rule adds.
 
     nodes:    root   -1   x1   -1   x2          following:    x1   .   x2   .   next
 """

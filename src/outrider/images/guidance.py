@@ -5,9 +5,9 @@ read the same codes, and their logits are mixed before anything is drawn (Ho & S
 
     logits = unconditional + scale * (conditional - unconditional)          scale 1: the conditional model alone
 
-To the engine this is one target with one law, so every drafter, rule and cache works on it as on any other, and what is
-lossless stays lossless: speculation is exact for the guided law. A pass reads twice the rows. In captured rounds a slot has
-both rows, and they share its choice on the device.
+To the engine this is one target with one law, so every drafter, rule and cache works on it as on any other. Lossless methods
+stay lossless: speculation is exact for the guided law. A pass reads twice the rows. In captured rounds a slot has both rows,
+and they share its choice on the device.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Will the target accept this guess? A small network on the draft's last state and its guess, for policies that stop drafting.
 
 SpecDec++ (Huang et al. 2024, arXiv 2405.19715) puts residual blocks on the draft's last state. A policy sees logits, not
-states, but the one is read off the other: logits are l = W s with more tokens than dimensions, so s = W^+ l, and the first
-matrix A of the head folds into A W^+. The head therefore needs nothing from the drafter but its law, and costs less than
-the draft's own output matrix.
+states, but states can be computed from logits. Logits are l = W s with more tokens than dimensions, so s = W^+ l, and the first
+matrix A of the head folds into A W^+. The head therefore needs nothing from the drafter but its law, and costs less than the
+draft's own output matrix.
 
     a(guess) = sigmoid(w . blocks(A s + B e(guess) + c log q(guess))),        A s = (A W^+) l,   B e(.) one row per token
 """
@@ -70,7 +70,7 @@ class AcceptanceHead(nn.Module):
             return self(logits, guesses, log_q).sigmoid().tolist()
 
     def folded(self, readout: Tensor) -> AcceptanceHead:
-        """The same head for logits. ``readout`` [V, H] is the draft's output matrix."""
+        """The head for logits instead of states. ``readout`` [V, H] is the draft's output matrix."""
         width, vocab_size = self.of_guess.embedding_dim, self.of_guess.num_embeddings
         head = AcceptanceHead(vocab_size, width, len(self.blocks))
         state = {name: tensor.detach().cpu() for name, tensor in self.state_dict().items()}

@@ -1,8 +1,8 @@
 """The adapter of Kangaroo: one decoder layer between an early exit of the target and the target's own output matrix.
 
-An exit in the middle of an ordinary target hardly speaks; a layer trained to bring its states to what the last layer would say
-does, at the cost of one layer per guess. (Liu et al. 2024, Kangaroo, arXiv 2404.18911; their layer has attention and norms
-only, ours has the MLP too.) It begins as the exit itself: what it adds is zero at first.
+An exit in the middle of an ordinary target predicts badly. An adapter is a layer that is trained to turn the exit's states into
+those of the last layer, at the cost of one layer per guess. (Liu et al. 2024, Kangaroo, arXiv 2404.18911; their layer has
+attention and norms only, ours has the MLP too.) It begins as the exit itself: what it adds is zero at first.
 
     q(t) = softmax(head(norm(layer(h_E)(t))))         h_E: states entering layer E; norm and head are the target's own
 """

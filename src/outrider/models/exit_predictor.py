@@ -1,8 +1,8 @@
 """Would the whole target say the same as this exit? A small network per layer, on what the exit says of a few tokens.
 
-SpecEE (Xu et al. 2025, arXiv 2504.08850) asks, layer by layer, whether the layers above would still change the token. A
-network of one hidden layer answers from three numbers for each of k speculated tokens: how likely each is, how it stands among
-the k, and how that has changed since the layer that was asked before. Here the k tokens are the exit's own likeliest.
+SpecEE (Xu et al. 2025, arXiv 2504.08850) asks, layer by layer, whether the layers above would still change the token. A network
+of one hidden layer reads three numbers for each of k speculated tokens. They are its probability, its probability among the k,
+and how that has changed since the layer that was evaluated before. Here the k tokens are the exit's own likeliest.
 
     x_l = [log p_l(t_i),  r_l(t_i),  r_l(t_i) - r_m(t_i)]  for i = 1 .. k,    r = softmax over the k tokens, m the layer before
     chance_l = sigmoid(w2 . relu(W1 x_l + b1) + b2)

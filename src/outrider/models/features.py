@@ -43,10 +43,9 @@ class Experts:
 class Latent:
     """Latent attention: keys and values of all heads are products of one short vector per token, and only that is cached.
 
-    A key is what its head makes of the latent, beside a rotated part that all heads share. In the absorbed form a head's
-    matrices multiply its query and what it has seen instead: every head then looks at the latents themselves, as at one key
-    head of ``rank + rope_dim`` whose first ``rank`` dimensions are its values. (DeepSeek-AI 2024, arXiv 2405.04434.)
-    """
+    A key is what its head makes of the latent, beside a rotated part that all heads share. In the absorbed form, a head's
+    matrices multiply its query and its output instead. Every head then looks at the latents themselves, as at one key head of
+    ``rank + rope_dim`` whose first ``rank`` dimensions are its values. (DeepSeek-AI 2024, arXiv 2405.04434.)"""
 
     rank: int
     """Size of the latent of keys and values."""

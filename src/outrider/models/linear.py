@@ -2,7 +2,7 @@
 
 On a GPU the weight stays as it is. On a CPU the layout decides. A bfloat16 matrix is packed for oneDNN once instead of in every
 call, after which eight nodes cost no more than one. A float32 matrix is best read transposed for one node and packed for many,
-so it is kept in both forms where memory allows: a verify pass over eight nodes then takes about half the time.
+so it is kept in both forms where memory allows. A pass over eight nodes then takes about half the time.
 """
 
 from __future__ import annotations

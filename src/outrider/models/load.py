@@ -56,8 +56,7 @@ def load_model(
     ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
     length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires
     scores that do not depend on what shares a pass (``models.gpu.NUMERICS``). ``page_len`` keeps keys and values in pages
-    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder).
-    """
+    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder)."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)

@@ -2,14 +2,14 @@
 
 Each output (8 bits) or each 128 inputs of an output (4 bits) share a scale, the largest number of theirs over 127 or 7; no
 calibration. It changes the model: the text is that of the rounded model, whose own plain decoding is what speculation on it
-equals. Two nibbles share a byte: input j of a group of 128 is the low one of byte j, input 64 + j the high one, so that a
-tile of bytes is two tiles of inputs, each in order.
+equals. Two nibbles share a byte: input j of a group of 128 is the low one of byte j, input 64 + j the high one. So a tile of
+bytes is two tiles of inputs, each in order.
 
     w ~ scale * q,      q = round(w / scale) in -127 .. 127,  or -7 .. 7 stored as q + 8
 
-Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by somebody else: with other groups, with
-zeros (w = scale * (q - zero)), with e4m3 floats in the place of whole numbers of 8 bits, or in 4 bits with places in a table
-(nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
+Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by their makers. They may have other groups,
+zeros (w = scale * (q - zero)), or e4m3 floats in the place of whole numbers of 8 bits. In 4 bits they may have places in a
+table (nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
 """
 
 from __future__ import annotations

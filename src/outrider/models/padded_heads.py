@@ -1,7 +1,7 @@
 """Heads made wider with zeros, for kernels whose vectors a head must fill: the same numbers come out.
 
-Both halves of a head grow by as many zeros, so that rotary partners stay half a head apart; what is added has the angle 0,
-as the dimensions have that partial rotation leaves alone. Added values meet added columns of zeros in the output matrix.
+Both halves of a head grow by equally many zeros, so that rotary partners stay half a head apart. The new dimensions have the
+angle 0, like those that partial rotation leaves alone. Added values meet added columns of zeros in the output matrix.
 
     norm per head   w' = w sqrt(d / D),  eps' = eps d / D       so that  norm'(x, 0) = norm(x)
 """
@@ -25,7 +25,7 @@ def can_pad(config: ModelConfig) -> bool:
 
 
 def with_wider_heads(config: ModelConfig, weights: Weights, head_dim: int) -> tuple[ModelConfig, Weights]:
-    """The same model with heads of ``head_dim``; unchanged if they are that wide already."""
+    """The model with heads of ``head_dim``; unchanged if they are that wide already."""
     if config.head_dim == head_dim:
         return config, weights
     assert can_pad(config) and head_dim > config.head_dim and not (head_dim - config.head_dim) % 2

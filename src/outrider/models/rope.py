@@ -1,8 +1,8 @@
 """Rotary positions: how fast each pair of dimensions turns, and the cosines and sines of every position.
 
-Pair i of a query or key at position p is turned by the angle p * f_i, so that a product of a query and a key depends on
-their distance alone (Su et al. 2021). With base t and d rotated dimensions f_i = t^(-2i/d); the scalings change f so that a
-model reads more than it was trained on. Angles are computed in float32, position by position, as transformers does.
+Pair i of a query or key at position p is turned by the angle p * f_i. So a product of a query and a key depends on their
+distance alone (Su et al. 2021). With base t and d rotated dimensions f_i = t^(-2i/d); the scalings change f so that a model
+reads more than it was trained on. Angles are computed in float32, position by position, as transformers does.
 
     linear     f / s                                                                    (Chen et al. 2023)
     dynamic    base t * (s * n / n0 - (s - 1))^(d / (d - 2)) for contexts n > n0        (NTK-aware, 2023)
@@ -10,8 +10,8 @@ model reads more than it was trained on. Angles are computed in float32, positio
     llama3     f, f / s, or between, by wavelength                                      (Llama 3.1)
     longrope   f / factor_i, one list of factors for short and one for long contexts    (Ding et al. 2024)
 
-dynamic and longrope depend on the context. Ours is the length the model was *opened* for, never the length of what happens
-to be in the pass: otherwise a text would depend on its neighbours, and cached keys on when they were written.
+dynamic and longrope depend on the context. Ours is the length the model was *opened* for, never the length of the texts in the
+pass. Otherwise a text would depend on its neighbours, and cached keys on the time when they were written.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ What is kept has the distances it had, so to the target the prompt is as long as
 prompt is read and written in full. The law is that of the target after the thinned prompt, not of the target after the prompt:
 how far they are apart is measured in docs/sparse_prompts.md. Speculation on top is as exact as ever, for the thinned law.
 
-Rotary positions act through distances alone, so the row is moved as a whole: with m tokens left out, the token of position p
-is turned as p - m, and the first token behind the prompt stands in its own slot again. No pass after the prompt knows.
+Rotary positions act through distances alone, so the row is moved as a whole. With m tokens left out, the token of position p is
+rotated as p - m. The first token behind the prompt then stands in its own slot again. No pass after the prompt knows.
 
     slots       0 .. k - 1                      k, k + 1, ...
     turned as   p_0 - m .. p_(k-1) - m          k, k + 1, ...          k tokens kept of n, m = n - k

@@ -1,17 +1,17 @@
 """Draft lengths as the arms of a bandit: play one, see tokens per second, learn which pays.
 
-Nothing is assumed of acceptance or cost; the reward of a round is all that counts. UCB plays the arm with the highest mean
-plus a bonus that shrinks with *that arm's own* plays (with the total number of plays instead, the bonus is the same for every
-arm and nothing is explored). EXP3 plays at random, better arms more often, and needs no assumption that rewards come from
-fixed laws. (Hou et al. 2025, "BanditSpec", arXiv 2505.15141; UCB1: Auer et al. 2002; EXP3 in the loss form with a decreasing
-rate: Bubeck & Cesa-Bianchi 2012, section 3.1.)
+Nothing is assumed of acceptance or cost; the reward of a round is all that counts. UCB plays the arm with the highest mean plus
+a bonus that shrinks with *that arm's own* plays. (With the total number of plays instead, the bonus is the same for every arm
+and nothing is explored.) EXP3 plays at random, better arms more often, and needs no assumption that rewards come from fixed
+laws. (Hou et al. 2025, "BanditSpec", arXiv 2505.15141; UCB1: Auer et al. 2002; EXP3 in the loss form with a decreasing rate:
+Bubeck & Cesa-Bianchi 2012, section 3.1.)
 
     ucb:   argmax_i  mean_i / mean + c sqrt(log t / n_i)
     exp3:  p_i ~ exp(-eta_t L_i),   L_i += (1 - r / r_max) / p_i for the arm played,   eta_t = sqrt(log A / (A t))
 
-What was learnt belongs to a request and dies with it. Rows of a batch share the pass and hence the arm: it is chosen from
-the sum of what its rows know, and each row then books its own tokens over the round's seconds. A round in which the drafter
-had no guess at all says nothing about its arm and is not booked.
+What was learnt belongs to a request and dies with it. Rows of a batch share the pass and hence the arm. It is chosen from the
+sum of what its rows know, and each row then records its own tokens over the round's seconds. A round in which the drafter had
+no guess at all says nothing about its arm and is not booked.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ whole level of all rows is one entry of the ranking; elsewhere every row gets it
     tokens(prefix)  = rows + sum of the survival of its nodes, at most what the prompts that a round reads can feed
     seconds(prefix) = drafting to its deepest level + a pass with places for the nodes that are found
 
-A drafter that knows its own confidence stops its drafts by the same rule (``Doubt``): one more guess must be likely to bring
+A drafter that knows its own confidence stops its drafts by the same rule (``Doubt``). One more guess must be likely to bring
 more tokens than the batch emits in that time anyway.
 """
 

@@ -1,9 +1,9 @@
 """Draft until a guess is unsure: stop after one whose draft probability is below a threshold, and learn the threshold.
 
 The unsure guess itself is kept and verified; dropping it would bias sampled drafts (Lemma C of docs/lossless.md). Which
-threshold pays depends on the pair of models, so it is re-chosen from this request's own outcomes: it should separate guesses
-that were accepted from guesses that were rejected, missing a good one being three times as bad as following a bad one. (Hugging
-Face's "dynamic speculation", after Mamou et al. 2024, arXiv 2405.04304; there the adapted value never reaches the drafter.)
+threshold pays depends on the pair of models, so it is chosen again from this request's own outcomes. It should separate
+accepted from rejected guesses. Missing a good guess counts three times as much as following a bad one. (Hugging Face's "dynamic
+speculation", after Mamou et al. 2024, arXiv 2405.04304; there the adapted value never reaches the drafter.)
 
     stop after x if q(x) < threshold
     threshold <- argmin_t  P(q >= t | rejected) + 3 P(q < t | accepted)          over the last tested guesses

@@ -1,8 +1,8 @@
 """The drafter's own probabilities, as stopping rules read them.
 
-They are taken from the drafter's logits after penalties, biases and bans but before temperature and truncation: the law a guess
-is really drawn from is a point mass when decoding greedily, and would call every guess certain. A stopping decision may rest on
-anything (Lemma C of docs/lossless.md), so this is a matter of usefulness, not of exactness.
+They are taken from the drafter's logits after penalties, biases and bans but before temperature and truncation. The law that a
+guess is really drawn from is a point mass in greedy decoding, and would call every guess certain. A stopping decision may rest
+on anything (Lemma C of docs/lossless.md), so this is a matter of usefulness, not of exactness.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Draft while the drafter's law is sharp: stop before drawing where its entropy bounds acceptance too low.
 
-Acceptance is 1 - TV(p, q), and a flat q rarely agrees with p; 1 - sqrt(gamma H(q)) serves as its estimate, without looking at
-the guess, so nothing drawn is ever dropped. The level it is held against is steered by outcomes: up while too many guesses
-are rejected, down while they are accepted and drafts end early. (Agrawal et al. 2024, "AdaEDL", arXiv 2410.18351; the update is
+Acceptance is 1 - TV(p, q), and a flat q rarely agrees with p. Its estimate is 1 - sqrt(gamma H(q)), without looking at the
+guess, so nothing drawn is ever dropped. The level it is held against is steered by outcomes: up while too many guesses are
+rejected, down while they are accepted and drafts end early. (Agrawal et al. 2024, "AdaEDL", arXiv 2410.18351; the update is
 that of Draft & Verify, Zhang et al. 2023, arXiv 2309.08168.)
 
     stop before drawing if  1 - sqrt(gamma H(q)) < level
     rate  <- 0.5 rate + 0.5 accepted / drafted
     level <- 0.9 level + 0.1 level',   level' = level + step if rate < aim,  level if the draft was full,  level - step else
 
-The pass that shows an entropy too high is paid for and yields no guess; the first guess of a round is therefore drawn anyway
-(``min_draft_tokens = 0`` is the rule as published). A round that drew nothing lowers the level, or it would never draw again.
+The pass that shows an entropy too high has its price and yields no guess. So the first guess of a round is drawn anyway
+(``min_draft_tokens = 0`` is the rule as published). A round that drew nothing lowers the level, or it would never draw
+again.
 """
 
 from __future__ import annotations

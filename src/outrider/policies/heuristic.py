@@ -1,8 +1,8 @@
 """Draft two guesses more after a fully accepted draft, and one fewer after any other.
 
-The rule of Hugging Face's assisted generation: the length climbs while the drafter is right and sinks slowly where it is
-not, so it hovers near the number of guesses that usually survive. It knows nothing of what a guess costs; a drafter that is
-always right goes to the upper bound even where that is slower, and a useless one still drafts the lower bound.
+This is the rule of Hugging Face's assisted generation. The length climbs while the drafter is right and sinks slowly where it
+is not, so it hovers near the number of guesses that usually survive. It ignores what a guess costs. A drafter that is always
+right reaches the upper bound even where that is slower, and a useless one still drafts the lower bound.
 
     K <- min(K + 2, K_max) if all K guesses were accepted,   max(K - 1, K_min) otherwise
 

@@ -1,9 +1,9 @@
 """The draft length that Leviathan's formula calls best, from measured acceptance and measured cost.
 
-Every further guess costs a draft step for certain and yields a token only if all guesses up to it are accepted, so there is
-a best length, and it follows from two measured curves: how often each position is accepted in this request, and how long
-rounds of each length take on this machine. The paper has one rate and a constant pass; here the rate is per position and the
-pass may grow with the number of guesses. (Leviathan, Kalman & Matias 2023, arXiv 2211.17192, section 3.4.)
+Every further guess costs a draft step for certain, and yields a token only if all guesses up to it are accepted. So there is a
+best length. It follows from two measured curves: how often each position is accepted in this request, and how long rounds of
+each length take on this machine. The paper has one rate and a constant pass; here the rate is per position and the pass may
+grow with the number of guesses. (Leviathan, Kalman & Matias 2023, arXiv 2211.17192, section 3.4.)
 
     E(K) = 1 + sum_{k <= K} prod_{j <= k} a_j              tokens of a round of K guesses
     K* = argmax_{K >= 1} E(K) / seconds(K)                 one more guess pays iff  reach_{K+1} / E(K) > seconds' growth

@@ -79,7 +79,7 @@ class Routed:
 
     @property
     def text(self) -> str:
-        """What was written behind the prompt."""
+        """The text written after the prompt."""
         return "".join(step.text for step in self.steps)
 
     @property

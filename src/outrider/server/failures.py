@@ -1,4 +1,4 @@
-"""What goes wrong, in the words of the API: an HTTP status and ``{"error": {message, type, param, code}}``."""
+"""Errors of the API: an HTTP status and ``{"error": {message, type, param, code}}``."""
 
 from __future__ import annotations
 

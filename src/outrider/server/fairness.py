@@ -1,4 +1,6 @@
-"""A few places that many want. Those who wait are served client by client: a client with a hundred delays another by one."""
+"""A few slots that many clients want. Waiting requests are served client by client: a client with a hundred requests delays
+another by one.
+"""
 
 from __future__ import annotations
 

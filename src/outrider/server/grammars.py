@@ -1,7 +1,7 @@
 """Grammars of requests: compiled off the event loop, within limits, for one client as fairly as for another.
 
-A grammar is tried first in a process of its own (``trial.py``), which is killed at the deadline or when its client leaves; one
-that passed is compiled here, which is known to end by then. Compiled grammars are kept, as many as fit a number of bytes.
+A grammar is tried first in a process of its own (``trial.py``), which is killed at the deadline or when its client leaves. A
+grammar that passed is compiled here, which is then known to end. Compiled grammars are kept, as many as fit a number of bytes.
 A server reads its vocabulary for grammars before it is ready (``prepare``), because that holds the interpreter.
 """
 

@@ -1,4 +1,4 @@
-"""In front of everything: who may come in, how much they may send and how slowly, and a line in the log for each of them.
+"""The guard in front of all routes: it checks keys, limits the size and duration of bodies, and logs every request.
 
 Plain ASGI, so that streams pass through untouched. Bodies are read here, against a limit in bytes and in seconds: a client
 that sends too much or never finishes costs one waiting coroutine and reaches nothing behind this.

@@ -1,4 +1,4 @@
-"""Routes that tell something and generate nothing: models, health, load, metrics, tokens of a text."""
+"""Routes that report something and generate nothing: models, health, load, metrics, tokens of a text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_information(app: FastAPI, models: Models) -> None:
 
     @app.get("/v1/speculation")
     async def speculation(model: str | None = None) -> dict[str, Any]:
-        """What the page shows: the available models and methods, and statistics."""
+        """Content of the status page: the available models and methods, and statistics."""
         service = models.find(model)
         gauges = {"net_speedup": service.metrics.speed.net, "waiting": service.worker.scheduler.num_waiting}
         usable = [name for name in METHODS if service.llm.can_compose(name)]

@@ -1,9 +1,10 @@
-"""Learning while serving: what requests taught, and a better draft model or better heads in service between two rounds.
+"""Learning while serving: finished requests are used for training, and a better draft model or better heads are put into
+service between two rounds.
 
 The learner (``engine/replace_drafter.py``; ``outrider serve --learn`` makes one that distils) decides when a draft is better,
 on requests it never learned from. It has a budget of time: a small share while requests are served, all of it while none are.
-Here it is told what ended, asked between rounds, and kept from doing harm: if it fails, it is not asked again, and nobody who
-is being served notices. No text changes by it (``docs/lossless.md``), only its speed.
+This file tells the learner which requests ended, asks it between rounds, and contains its failures: a learner that fails is not
+asked again, and serving goes on. Learning changes no text (``docs/lossless.md``), only its speed.
 """
 
 from __future__ import annotations

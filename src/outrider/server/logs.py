@@ -1,7 +1,7 @@
 """Logs: one JSON object per line from everything in the process, with a limit on repeated lines.
 
-A process that is out of file descriptors repeats one message a thousand times a second. Such a message is written a few times
-and then only counted. The count is written with the next one that is let through.
+A process without free file descriptors repeats one message a thousand times a second. Such a message is written a few times and
+then only counted. The count is written with the next message of that kind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is counted, under the names that dashboards of other engines know, and the one number they lack: the net speed-up.
+"""The server's metrics, under the names that dashboards of other engines know, and one number that they lack: the net speed-up.
 
-Counters of guesses carry vLLM's names. The net speed-up compares what rounds with guesses emit per second with what rounds
-without would have: those are measured too, whenever one happens (the adaptive policy sees to it), per batch size.
+Counters of guesses carry vLLM's names. The net speed-up compares the tokens per second of rounds with guesses and of rounds
+without. The latter are measured per batch size, whenever one happens; the adaptive policy makes some.
 
     net = (tokens / seconds of the last rounds) / (rows / seconds of a round without guesses);   wasted = drafted - accepted
 """

@@ -18,7 +18,7 @@ _OF_THE_SERVER = ("outrider:requests",)
 
 @final
 class Models:
-    """What is served, by name. The first one answers requests that name none."""
+    """The served models by name. The first one answers requests that name none."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._by_name = {service.name: service for service in services}

@@ -61,7 +61,7 @@ class Order:
     is_legacy: bool = False
     """Whether tool calls are returned as ``function_call``."""
     prompt_logprobs: int | None = None
-    """Also score the prompts, with this many alternatives per token."""
+    """Number of alternatives per token with which the prompts are scored too; None does not score them."""
     is_scored_only: bool = False
     """Whether the prompt is only scored: ``max_tokens`` is 0."""
     priority: int = 0

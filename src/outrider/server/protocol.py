@@ -1,7 +1,8 @@
 """The requests of the OpenAI API that are understood, field by field, and what is ours and vLLM's beside them.
 
-Fields that mean something here do what they say; those that mean nothing to a local model (``user`` ...) are accepted; any
-other name is refused, so that nobody relies on an option that is not there. ``null`` is the same as leaving a field out.
+Fields that mean something here do what they say. Those that mean nothing to a local model (``user`` ...) are accepted. Any
+other name is refused, so that nobody relies on an option that is not there. The value ``null`` is the same as leaving a field
+out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one key may use: requests and tokens a minute, requests at once, tokens of an answer.
+"""Limits of one key: requests and tokens per minute, concurrent requests, tokens of an answer.
 
 Requests and tokens are buckets that fill up evenly over a minute. A request is let in while the bucket of tokens holds any. It
 pays for its tokens when it is over. A bucket below zero has to fill up before the next request is let in.
@@ -50,7 +50,7 @@ class Bucket:
 
 @final
 class KeyUsage:
-    """What a key has used."""
+    """Usage of a key so far."""
 
     def __init__(self, name: str, limits: Mapping[str, int | None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.num_running, self._clock = name, 0, clock

@@ -85,7 +85,7 @@ class ResponsesRequest(Strict):
     speculation: Literal["off", "auto"] | Speculation = "auto"
 
     def as_chat(self) -> ChatRequest:
-        """The same as a request of the chat API."""
+        """This request as a request of the chat API."""
         for name, is_used in (
             ("previous_response_id", self.previous_response_id),
             ("conversation", self.conversation),

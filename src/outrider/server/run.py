@@ -70,7 +70,7 @@ def serve(
 
 @dataclass(frozen=True)
 class Signals:
-    """What a served application does on a signal."""
+    """Reactions of a served application to signals."""
 
     drain: Callable[[], None]
     """Called at SIGTERM or SIGINT: no new requests follow. A second signal ends the process at once."""

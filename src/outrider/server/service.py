@@ -114,7 +114,7 @@ class Service:
             self.llm.prices.is_serving = True
 
     def _at_length(self, method: Method, lane: FixedLane) -> Method:
-        """The same method with a fixed draft length. Its tree may have as many nodes as by default."""
+        """A method with a fixed draft length. Its tree may have as many nodes as by default."""
         defaults = METHODS[lane.method or self.llm.method_name].defaults or {}
         nodes = max(defaults.get("num_tree_nodes", 0), lane.num_draft_tokens)
         return replace(method, policy=Fixed(FixedOptions(lane.num_draft_tokens, nodes)))

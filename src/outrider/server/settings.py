@@ -1,4 +1,4 @@
-"""What a server allows, with the field of the API or the flag that each limit is about."""
+"""Settings and limits of a server, each with the field of the API or the flag it belongs to."""
 
 from __future__ import annotations
 

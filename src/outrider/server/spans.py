@@ -22,11 +22,11 @@ MOST_ROUNDS = 128
 @final
 @dataclass(frozen=True)
 class ToldRound:
-    """What one round did to one text of a request."""
+    """Result of one round for one text of a request."""
 
     choice: int
     at: float
-    """When it was over."""
+    """When the round ended."""
     seconds: float
     number: int
     """Number of the target pass. Rounds of several requests with the same number shared it."""

@@ -1,4 +1,4 @@
-"""Memory after large requests: what they took goes back to the system a moment after they were read."""
+"""Memory after large requests: it is returned to the system a moment after they were read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tools an answer may call, which it has to, and what that makes of the answer's grammar."""
+"""Which tools an answer may call and which it must call, and the grammar that follows from that."""
 
 from __future__ import annotations
 

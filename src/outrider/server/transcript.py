@@ -1,6 +1,6 @@
-"""One choice as it is written: text that is safe to show, the tokens behind it, where each came from.
+"""One choice as it is written: text that is safe to show, its tokens, and the origin of each token.
 
-Text that could still become a stop string is held back, so what was sent is never taken back.
+Text that could still become a stop string is held back, so nothing that was sent is ever taken back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.server.spans import ToldRound
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """What a round added to a choice. Made on the engine's thread, read on the server's."""
+    """Additions of one round to a choice. Made on the engine's thread, read on the server's."""
 
     choice: int
     text: str
@@ -52,7 +52,7 @@ class SharedPass:
 @final
 @dataclass(eq=False)
 class Transcript:
-    """What was sent of a choice so far."""
+    """The part of a choice that was sent so far."""
 
     choice: int
     request: Request

@@ -30,7 +30,7 @@ class TrialEnded(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial found."""
+    """Result of a trial."""
 
     error: str
     """The error; empty if the grammar can be used."""

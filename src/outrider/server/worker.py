@@ -3,7 +3,7 @@
 One thread owns the scheduler, so nothing in it is shared. Orders and cancellations come in through a queue that is emptied
 between rounds. Tokens go out through the event loop of the client's request. A slow reader fills its own queue, bounded by the
 tokens it asked for, and delays nobody. A failure in one request (its grammar, its drafter, its text) ends that request alone.
-If the engine itself fails, all its requests end with an error, and it starts anew and empty.
+If the engine itself fails, all its requests end with an error, and it starts again empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training the acceptance head of SpecDec++: which of a draft's guesses will the target accept?
+"""Training the acceptance head of SpecDec++, which predicts whether the target accepts a guess.
 
 The draft is frozen. It guesses after every position of texts that the target wrote. Its guess is the likeliest token
 (temperature 0) or drawn from q. The label is the chance that the target accepts it (Huang et al. 2024, arXiv 2405.19715).

@@ -127,7 +127,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 
 def whole(value: Any) -> Any:
-    """The same nested state with sharded tensors gathered. All processes must call this."""
+    """A nested state with its sharded tensors gathered. All processes must call this."""
     if isinstance(value, DTensor):
         return value.full_tensor().cpu()
     if isinstance(value, Mapping):

@@ -1,4 +1,6 @@
-"""What can be trained besides heads, by name: draft models, the adapter and the head of other methods, the target itself."""
+"""Everything that can be trained besides heads, by name: draft models, the adapter and the head of other methods, the target
+itself.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What is learned: the interface between a method and the one training loop, and the objective of all heads.
+"""Training objectives: the interface between a method and the one training loop, and the objective of all heads.
 
     loss = sum_k decay^k mean_t D(p(t + 1 + k), q_k(t))  [ + weight * mean_t SmoothL1(state_k(t), feature(t + 1 + k))  for
     EAGLE-1,  + weight * mean_t BCE(c_k(t), 1 - TV(p(t + 1 + k), q_k(t)))  for heads with a confidence head ]
 
-p is the target's law, made again from its last state for a few thousand places at a time and thrown away, as q is; both
-come back in the backward pass. So memory grows with the vocabulary once, not once per head and place. A place is a *hit* at
-depth k if the likeliest tokens agree; the accepted length is 1 + the mean number of hits before the first miss, which is
-what greedy decoding of a chain would get.
+p is the target's law. It is computed from the target's last state for a few thousand places at a time and dropped, like q. Both
+are computed again in the backward pass. So the memory for logits depends on neither the number of heads nor the number of
+places. A place is a *hit* at depth k if the likeliest tokens agree. The accepted length is 1 + the mean number of hits before
+the first miss, as greedy decoding of a chain would get.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Objective(ABC):
         """Write the result with its provenance."""
 
     def verdict(self, length: float) -> str:
-        """What the "accepted length" that evaluates a checkpoint means for this objective, in words."""
+        """Explains the "accepted length" by which checkpoints of this objective are evaluated."""
         return f"{length:.2f} tokens per pass (chain, held out), acceptance by position"
 
 

@@ -16,9 +16,9 @@ uniform sample of all that was ever served.
 Learning has a budget: while requests are served it takes at most ``busy_share`` of the time, and all of it while none are
 (``train/pace.py``). The target reads each text once, in batches, and its states are kept for the steps that use them again.
 
-Lossless: weights of a drafter may change between rounds under every lossless rule (``engine/replace_drafter.py`` does it for
-running requests). The whole contract is ``observe`` and ``maybe_update``; both return at once where the learning is in the
-background.
+Learning is lossless: under every lossless rule, the weights of a drafter may change between rounds
+(``engine/replace_drafter.py`` does it for running requests). The interface is ``observe`` and ``maybe_update``. Both return at
+once if learning runs in the background.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OnlineSettings:
     rejected_only: bool = False
     """Learn only at rejected guesses. At the learning rates tried this lowered acceptance (docs/decisions/0025)."""
     prompts: bool = True
-    """Also learn at the prompts' positions. Answers alone teach too little to pass the evaluation (docs/train.md)."""
+    """Whether to learn at the prompts' positions too. Answers alone teach too little to pass the evaluation (docs/train.md)."""
     replay: float = 0.25
     """Share of a step's requests that is drawn from everything ever served, instead of from the latest."""
     reservoir: int = 1024
@@ -266,7 +266,7 @@ def online_draft(
 def online_sorted_draft(
     draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype, exits: Exits
 ) -> OnlineLearner:
-    """As ``online_draft``, for a draft model with nested exits, all of which learn."""
+    """Like ``online_draft``, but for a draft model with nested exits, all of which learn."""
     settings = settings or OnlineSettings()
     return OnlineLearner(SortedPupil(draft, target, settings.lesson, dtype, exits=exits), target, settings)
 

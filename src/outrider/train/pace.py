@@ -1,4 +1,4 @@
-"""A budget of time for work beside serving: a small share while requests are served, and pauses that last."""
+"""A time budget for work beside serving: a small share while requests are served, and long pauses."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Pace:
         saved   = share * (seconds of serving) - (seconds of work beside serving)               at most 0
         begin     when saved = 0,   or after a pause of  price * 2 ** (owed / price)            owed = -saved
 
-    So work stands still in the middle of a pass when requests come. A pause is not taken for one at once: requests that come in
-    waves leave moments between them, and an operation that began in one would run beside the next wave. What runs beside it is
-    owed, and every price owed doubles the pause that is waited for. So where no pause is longer than P, work takes at most this
-    of any stretch of serving, however requests come:
+    So work stands still in the middle of a pass when requests come. A pause does not count at once. Requests that come in waves
+    leave moments between them, and an operation that began in one would run beside the next wave. What runs beside it is owed,
+    and every price owed doubles the pause that is waited for. So where no pause is longer than P, work takes at most this of
+    any stretch of serving, however requests come:
 
         share * (seconds of serving) + price * (2 + log2(P / price))
 

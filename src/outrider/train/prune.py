@@ -1,4 +1,4 @@
-"""A smaller model out of a larger one: layers and MLP units that matter least are left out, by what they do to real text.
+"""Makes a smaller model out of a larger one. It leaves out the layers and MLP units that matter least on real text.
 
 A draft that begins as part of its target already knows the target's vocabulary and much of its law; ``train distill`` then
 brings it nearer. The measures are those of Men et al. 2024, arXiv 2403.03853, for layers, and of Muralidharan et al. 2024,

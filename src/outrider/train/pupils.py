@@ -1,4 +1,4 @@
-"""What can learn while it serves: a draft model, or trained heads.
+"""Drafters that can learn while they serve: a draft model, or trained heads.
 
 A pupil says what its module learns by, which of the target's states it reads, and how a module is put into service. Everything
 else of online learning (``train/online.py``) is the same for all.

@@ -54,7 +54,7 @@ class ShardedStore:
             raise ModelError(f"states cannot be kept in {where} ({error}); name another place in store") from error
 
     def states(self, documents: Sequence[Document]) -> dict[int, list[Tensor]]:
-        """As ``compute``. Unknown states are computed and collected for the next shard."""
+        """Compute like ``compute`` in ``features.py``. Unknown states are computed and collected for the next shard."""
         digests = [digest_of(document).hex() for document in documents]
         known = {*self._places, *self._collected}
         new = {digest: document for digest, document in zip(digests, documents, strict=True) if digest not in known}

@@ -1,5 +1,6 @@
-"""What a killed run needs to go on exactly: weights, optimiser, random numbers, step and judgements, in one file that is
-replaced whole."""
+"""The state from which a killed run continues exactly: weights, optimiser, random numbers, step and judgements, in one file
+that is replaced whole.
+"""
 
 from __future__ import annotations
 

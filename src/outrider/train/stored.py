@@ -50,7 +50,7 @@ class FeatureStore:
             raise ModelError(f"states cannot be kept in {folder} ({error}); name another folder in store") from error
 
     def states(self, documents: Sequence[Document]) -> dict[int, list[Tensor]]:
-        """As ``compute``. Unknown states are computed and stored."""
+        """Compute like ``compute`` in ``features.py``. Unknown states are computed and stored."""
         digests = [digest_of(document).hex() for document in documents]
         new = {digest: document for digest, document in zip(digests, documents, strict=True) if digest not in self._places}
         if new:

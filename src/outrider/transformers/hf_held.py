@@ -6,7 +6,7 @@ once. The model itself holds the result, which lives and dies with it. Nothing o
 
 In 16 bits the best logit is often shared by several tokens, and the order of a sum decides between them. That order depends on
 how many tokens share a pass, in PyTorch's products too. So no loop that scores several tokens at once can promise the text of
-one that scores them singly, and a warning says so at the first call with such a model.
+one that scores them singly. A warning says so at the first call with such a model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Held:
 
     @staticmethod
     def of(model: Any) -> Held:
-        """What is held with a model."""
+        """Everything that is kept with a model."""
         return vars(model).setdefault(_NAME, Held())
 
     def target(self, model: Any) -> Target:

@@ -4,9 +4,9 @@ A processor is called with one row: the ids on the path to a node, the row's pad
 be a function of those two. This is tried on the prompts before the first token, and a processor that fails is refused by name.
 
 Where sampled text has to be that of plain ``generate``, all processors run per node, and ``hf_noise.py`` makes their result
-scores whose largest is the drawn token. With the engine's own noise the last processors of the list mostly become sampling
-parameters, which are computed for all nodes at once: temperature, top-k, top-p, min-p and typical-p in this order. A repetition
-penalty that stands alone before them does, too.
+scores whose largest is the drawn token. With the engine's own noise, the last processors of the list mostly become sampling
+parameters, which are computed for all nodes at once. These are temperature, top-k, top-p, min-p and typical-p, in this order. A
+repetition penalty that stands alone before them does, too.
 """
 
 from __future__ import annotations

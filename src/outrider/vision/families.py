@@ -18,7 +18,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """What differs between families."""
+    """The differences between families."""
 
     text_module: str
     """Where transformers keeps the language model."""

@@ -47,7 +47,7 @@ class Pixels:
 
     @property
     def key(self) -> bytes:
-        """The same for the same pixels, and for no others."""
+        """A key that is equal for equal pixels, and for no others."""
         digest = hashlib.sha256(repr(self.tiles).encode())
         for name in sorted(self.inputs):
             tensor = self.inputs[name].detach().cpu().contiguous()

@@ -1,7 +1,7 @@
 """A decoder that reads embeddings among tokens, whichever decoder it is.
 
 The decoder's embedding table gets a few rows more than the vocabulary. A piece of a prompt is read after the embeddings in it
-were written to those rows, so the pass itself, on a CPU or a GPU, looks up ids as ever. Logits have the vocabulary's size.
+were written to those rows. So the pass itself, on a CPU or a GPU, looks up ids as usual. Logits have the vocabulary's size.
 
 Places with several axes of positions (Qwen2-VL) are read with a rotary table of their own. Rotations act through distances, so
 the whole prompt is shifted until the first token behind its last image has the position of its slot: nothing after that knows.

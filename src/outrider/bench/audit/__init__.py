@@ -1,1 +1,3 @@
-"""Is this method lossless on this model, here? Proofs where they are possible, tests with a stated error rate where not."""
+"""The audit: is this method lossless on this model and machine? It uses proofs where possible, and otherwise tests with a
+stated error rate.
+"""

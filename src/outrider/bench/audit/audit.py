@@ -1,7 +1,7 @@
-"""``outrider audit``: every question about losslessness that can be answered here, asked of one method on one model.
+"""``outrider audit``: all checks of losslessness, for one method on one model.
 
-Proofs first (random numbers, the rule by enumeration, its batched form), then the model: greedy text against plain
-decoding's, the text of a seed, guesses against their q, and the emitted law. The proofs are exact and know nothing of the
+Proofs come first: random numbers, the rule by enumeration, and its batched form. Then comes the model: greedy text against
+plain decoding's, the text of a seed, guesses against their q, and the emitted law. The proofs are exact and know nothing of the
 model; the tests on the model see everything that runs, with a stated error rate. A bug must get past both.
 """
 
@@ -43,7 +43,7 @@ def audit(
     config: AuditConfig | None = None,
     say: Callable[[Finding], None] = lambda _: None,
 ) -> Audit:
-    """Ask everything; ``say`` hears each finding as it is made."""
+    """Run all checks. ``say`` receives each finding as it is made."""
     config = config or AuditConfig()
     auditor = _Auditor(llm, setting, list(prompts[: config.num_prompts]), config)
     questions = [auditor.numbers, auditor.proof, auditor.twin, auditor.rounding, auditor.greedy, auditor.seeds]
@@ -61,7 +61,7 @@ def _declared(setting: Setting) -> Finding:
 
 
 class _Auditor:
-    """The questions, and what earlier ones found out for later ones."""
+    """The checks, and results of earlier ones that later ones use."""
 
     def __init__(self, llm: LLM, setting: Setting, prompts: list[Sequence[int]], config: AuditConfig) -> None:
         self.llm, self.setting, self.prompts, self.config = llm, setting, prompts, config
@@ -74,7 +74,7 @@ class _Auditor:
         self.noise: Rounding = measure_rounding(narrow, wide, llm.target.dtype)
 
     def _trace(self, method: str | None, prompt: Sequence[int], params: SamplingParams) -> Trace:
-        """Plain decoding, or the audited method (made anew, so that nothing is remembered from another text)."""
+        """A trace of plain decoding, or of the audited method, which is made again so that it remembers no other text."""
         if method == BASELINE:
             return trace(self.llm, self.llm.compose(BASELINE), prompt, params)
         watcher = self.watch if params.temperature > 0 else None  # at temperature 0 any guess is exact (Lemma D)
@@ -100,7 +100,7 @@ class _Auditor:
         return self._identity("greedy", self.config.greedy)
 
     def seeds(self) -> Finding:
-        """Plain decoding's text where the rule promises it; elsewhere at least the same text twice."""
+        """Check that the text is plain decoding's, if the rule promises that; otherwise that two runs give the same text."""
         if self.setting.keeps_seed:
             return self._identity("same seed", self.config.sampled(1))
         changed = 0

@@ -1,10 +1,10 @@
-"""A sequential test with a stated error rate: bets against the law that is claimed, at fair odds.
+"""A sequential test with a stated error rate: bets against the claimed law, at fair odds.
 
 Whoever claims that outcomes have the law p must accept any bet that is fair under p. A gambler starts with 1 and stakes on
-events (the token is the likeliest one, it is one the draft favours, ...). If the claim is true the fortune is a martingale,
-so it ever reaches 1 / alpha with probability at most alpha, however long one looks and whenever one stops (Ville 1939). If it
-is false, some event comes too often or too seldom and a bet on it grows exponentially. The gambler splits the stake over many
-events and rates, and the sum of their fortunes is as fair.
+events (the token is the likeliest one, it is one the draft favours, ...). If the claim is true, the fortune is a martingale.
+The probability that it ever reaches 1 / alpha is then at most alpha, however long one looks and whenever one stops (Ville
+1939). If it is false, some event comes too often or too seldom and a bet on it grows exponentially. The gambler splits the
+stake over many events and rates, and the sum of their fortunes is as fair.
 
     fortune of a bet:   W <- W (1 + r (1[y in A] - p(A)));      reject p when  mean over bets of W  >= 1 / alpha
 
@@ -33,7 +33,7 @@ class Gambler:
         self._log_highest = 0.0
 
     def bet(self, events: Mapping[str, tuple[bool, float]]) -> None:
-        """One outcome: for each event whether it happened and its claimed probability."""
+        """Bet on one outcome: for each event, whether it happened and its claimed probability."""
         self.count += 1
         for name, (happened, chance) in events.items():
             edge = float(happened) - chance
@@ -47,30 +47,31 @@ class Gambler:
 
     @property
     def log_fortune(self) -> float:
-        """Logarithm of the whole stake now."""
+        """Logarithm of the present total stake."""
         every = [value for wealth in self._log_wealth.values() for value in wealth]
         top = max(every)
         return top + math.log(math.fsum(math.exp(value - top) for value in every) / len(every))
 
     @property
     def rejected(self) -> bool:
-        """The fortune has reached 1 / alpha at some time."""
+        """Whether the fortune has ever reached 1 / alpha."""
         return self._log_highest >= math.log(1 / self.alpha)
 
     @property
     def evidence(self) -> float:
-        """The highest fortune so far; its inverse bounds the chance of seeing as much under the claimed law."""
+        """The highest fortune so far. Its inverse bounds the probability of seeing as much under the claimed law."""
         return math.exp(min(self._log_highest, 700.0))
 
     @property
     def worst(self) -> tuple[str, float, float]:
-        """The event furthest from its claimed probability in standard errors: name, excess frequency, its standard error."""
+        """The event furthest from its claimed probability in standard errors: its name, the excess frequency, and its standard
+        error."""
         count = max(self.count, 1)
         found = [(name, edge / count, math.sqrt(var) / count) for name, (edge, var) in self._surplus.items()]
         return max(found, key=lambda item: abs(item[1]) / max(item[2], 1e-12))
 
     @property
     def sensitivity(self) -> float:
-        """An event off by this much from an even chance would have been found about half of the time."""
+        """An event that is off by this much from an even chance would have been found about half of the time."""
         bets = len(self._log_wealth) * len(RATES)
         return 0.5 * math.sqrt(2 * math.log(bets / self.alpha) / max(self.count, 1))

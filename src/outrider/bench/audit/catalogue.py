@@ -1,7 +1,8 @@
-"""The audit of everything: every row of the method table with its own rule, and every rule of the rule table once more.
+"""Audits everything: every method with its own rule, and every rule once more.
 
-A rule is audited with the first row of its shape that it takes guesses from, so that rules that walk trees walk trees. What is
-lossless must pass; what is lossy must be flagged, with its distance by enumeration and the bias its text shows.
+A rule is audited with the first method that it accepts guesses from and that grows its shape, so that rules for trees see
+trees. What is lossless must pass; what is lossy must be flagged, with its distance by enumeration and the bias its text
+shows.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from outrider.methods import METHODS, RULES
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What became of every audit."""
+    """Results of all audits."""
 
     audits: tuple[Audit, ...]
     skipped: tuple[Skipped, ...]
 
     @property
     def wrong(self) -> list[Audit]:
-        """Lossless by declaration and violated, or lossy by declaration and not noticed."""
+        """Audits of lossless methods that found a violation, and of lossy methods that found none."""
         return [one for one in self.audits if one.violated is one.declared_lossless]
 
     def text(self) -> str:
@@ -46,7 +47,7 @@ class Catalogue:
 
 
 def every_setting(llm: LLM, provide: Callable[[str], Any], policy: str | None) -> tuple[list[Setting], list[Skipped]]:
-    """Rows with their own rules, then rules with a row that shows them, as far as these models allow."""
+    """Methods with their own rules, then rules with a method that tests them, as far as these models allow."""
     rows, skipped = runnable(llm, [Setting(name, None, policy) for name in METHODS], provide)
     for rule in RULES:
         candidates = [Setting(one.method, rule, policy, one.options) for one in rows if one.method != BASELINE]
@@ -74,7 +75,7 @@ def audit_all(
     policy: str | None = "fixed",
     say: Callable[[str], None] = lambda _: None,
 ) -> Catalogue:
-    """One audit after the other; ``say`` hears each as it ends."""
+    """Run all audits. ``say`` receives each result."""
     settings, skipped = every_setting(llm, provide, policy)
     audits: list[Audit] = []
     for setting in settings:
@@ -84,7 +85,7 @@ def audit_all(
 
 
 def _line(one: Audit) -> str:
-    """An audit in one line: what failed, or what was looked at."""
+    """An audit in one line: what failed, or what was checked."""
     findings = {finding.part: finding for finding in one.findings}
     if one.violated and one.declared_lossless:
         said = "; ".join(f"{part}: {found.said}" for part, found in findings.items() if found.outcome is AuditOutcome.FAILED)

@@ -1,4 +1,4 @@
-"""How much an audit looks at."""
+"""Options of an audit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.core.params import SamplingParams
 
 @dataclass(frozen=True)
 class AuditConfig:
-    """How much is looked at."""
+    """Sizes and error rates of an audit."""
 
     num_prompts: int = 8
     max_tokens: int = 48
@@ -18,7 +18,7 @@ class AuditConfig:
     num_tokens: int = 3000
     """Tokens that the test of the emitted law draws."""
     alpha: float = 1e-3
-    """Chance of accusing an exact method, of each of the two sequential tests."""
+    """Probability of accusing an exact method, for each of the two sequential tests."""
     num_pairs: int = 12
     """Pairs of toy models of the enumeration."""
 

@@ -1,4 +1,4 @@
-"""Is the emitted text distributed as the target says? A sequential test on the model itself.
+"""Tests whether the emitted text has the target's law, with a sequential test on the model itself.
 
 Given the text so far, the next token of a lossless method has the target's law, whatever was drafted and wherever rounds
 began. So every emitted token is an outcome to bet on. The claimed law is computed anew from the emitted text, in passes of its
@@ -27,7 +27,7 @@ from outrider.core.params import SamplingParams
 @final
 @dataclass
 class EmittedTest:
-    """Bets on every token of the texts it is shown."""
+    """Bets on every token of the texts that it receives."""
 
     llm: LLM
     params: SamplingParams
@@ -70,5 +70,5 @@ def _fits(draft: Target, prompt: Sequence[int], tokens: Sequence[int], target: T
 
 
 def _favoured(law: Tensor, guessed: Tensor) -> Tensor:
-    """Tokens to which the draft gives more than the target."""
+    """Tokens to which the draft gives a larger probability than the target."""
     return guessed[: len(law)] > law

@@ -1,8 +1,8 @@
-"""Which events a gambler bets on: sets of tokens whose probability under the claimed law is known.
+"""Events that a gambler bets on: sets of tokens whose probability under the claimed law is known.
 
-A wrong rule or drafter errs in recognisable directions: towards what the draft favours, towards likely tokens (a wrong
-temperature), away from what was proposed before (a lost duplicate), towards copies. Each is a set of tokens, fixed by what came
-before; two arbitrary sets stand for what nobody thought of.
+A wrong rule or drafter errs in recognisable directions. It favours what the draft favours, likely tokens (a wrong temperature)
+or copies, or it avoids what was proposed before (a lost duplicate). Each is a set of tokens, fixed by what came before; two
+arbitrary sets stand for what nobody thought of.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Event = tuple[bool, float]
 
 
 def event(law: Tensor, token: int, members: Tensor) -> Event:
-    """Whether the token is among ``members`` [V], and how probable that was."""
+    """Whether the token is among ``members`` [V], and the probability of that."""
     return bool(members[token]), min(max(float(law[members].sum()), 0.0), 1.0)
 
 
@@ -41,13 +41,13 @@ def _members(law: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _arbitrary(vocab_size: int, number: int) -> Tensor:
-    """Half of all tokens, by a fixed hash of their number."""
+    """An arbitrary half of all tokens, chosen by a hash of their number."""
     tokens = torch.arange(vocab_size, dtype=torch.int64)
     return ((tokens * (2654435761 + 40503 * number) >> 7) & 1).bool()
 
 
 def repeated_pair(context: Sequence[int]) -> int | None:
-    """What followed the last two tokens when they last stood together."""
+    """The token that followed the last two tokens at their previous occurrence."""
     if len(context) < 3:
         return None
     pair = (context[-2], context[-1])

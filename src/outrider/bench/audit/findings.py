@@ -1,4 +1,4 @@
-"""What an audit found: one finding per question it asked."""
+"""Findings of an audit, one for each check."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class AuditOutcome(Enum):
-    """What became of a question."""
+    """Outcome of a check."""
 
     PASSED = "pass"
     FAILED = "FAIL"
     SKIPPED = "skip"
-    """The question does not arise, or could not be asked; the finding says why."""
+    """The check does not apply, or could not be run; the finding says why."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A question and its answer."""
+    """A check and its result."""
 
     part: str
     outcome: AuditOutcome
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """All of them."""
+    """All findings."""
 
     label: str
     declared_lossless: bool
@@ -42,7 +42,7 @@ class Audit:
 
     @property
     def violated(self) -> bool:
-        """Something was found that a lossless method does not do."""
+        """Whether something was found that a lossless method does not do."""
         return any(finding.outcome is AuditOutcome.FAILED for finding in self.findings)
 
     @property
@@ -52,7 +52,7 @@ class Audit:
         return f"{self.label} is NOT LOSSLESS here" if self.violated else f"{self.label}: no violation found"
 
     def text(self) -> str:
-        """What a terminal shows."""
+        """Text for a terminal."""
         rows: list[str] = []
         for finding in self.findings:
             rows.append(f"{finding.outcome.value:<6}{finding.part:<14}{finding.said}")

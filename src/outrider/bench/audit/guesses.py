@@ -1,4 +1,4 @@
-"""Are guesses drawn from the law they come with? The rules that compare p with q are exact only if they are.
+"""Tests whether guesses are drawn from the law that they declare. Rules that compare p with q are exact only then.
 
 Every sampled guess of every round is an outcome whose claimed law stands in the draft: q at its parent, without its elder
 siblings where it was drawn without replacement. A drafter that takes the likeliest token, samples at another temperature, sorts
@@ -21,12 +21,12 @@ from outrider.core.report import RoundReport
 from outrider.core.turns import law_of_turn
 
 _MOST_NODES = 12
-"""Guesses of a tree that are looked at: the first ones; more only cost time."""
+"""Most guesses of a tree that are tested: the first ones. More only cost time."""
 
 
 @final
 class GuessWatch:
-    """A watcher that bets on every guess of the rounds it is shown."""
+    """A watcher that bets on every guess of the rounds it receives."""
 
     def __init__(self, *, alpha: float) -> None:
         self.gambler = Gambler(GUESSED, alpha=alpha)
@@ -68,7 +68,7 @@ def _others(law: Tensor, token: int, target: Tensor, elders: list[int]) -> dict[
 
 
 def judge_guesses(watch: GuessWatch) -> Finding:
-    """What the guesses of a whole run said."""
+    """The finding about the guesses of a whole run."""
     gambler = watch.gambler
     if gambler.count == 0:
         how = watch.draws.value if watch.draws else "never made"

@@ -1,4 +1,4 @@
-"""The same text as plain decoding, and an explanation of every place where it is not.
+"""Compares a text with plain decoding's, and explains every difference.
 
 The two runs are compared token by token. Where they part, the scores of each run's own pass tell three causes apart.
 
@@ -23,18 +23,19 @@ from outrider.bench.audit.traces import Trace, choice_scores
 from outrider.core.params import SamplingParams
 
 _MARGIN = 6.0
-"""How much larger than the measured noise a difference must be to count as more than rounding."""
+"""Factor by which a difference must exceed the measured noise to count as more than rounding."""
 _LIMIT = {torch.float32: 0.01, torch.float64: 1e-6}
 _COARSE_LIMIT = 0.5
-"""Noise, in standard deviations of the logits, above which wide passes themselves are wrong (16-bit types: the second)."""
+"""Noise, in standard deviations of the logits, above which wide passes themselves are wrong (the second value is for 16-bit
+types)."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How much wide and narrow passes differ on this machine."""
+    """Differences between wide and narrow passes on this machine."""
 
     noise: float
-    """Largest difference of a logit."""
+    """Largest difference between logits."""
     spread: float
     """Standard deviation of the logits, for scale."""
     dtype: torch.dtype
@@ -55,14 +56,14 @@ def measure_rounding(narrow: Sequence[Tensor], wide: Sequence[Tensor], dtype: to
 
 @dataclass(frozen=True)
 class TextDivergence:
-    """Where two texts part, and why."""
+    """The first difference between two texts, and its cause."""
 
     prompt: int
     position: int
     plain_token: int
     token: int
     gap: float
-    """Between the two tokens' scores in the plain run."""
+    """Gap between the two tokens' scores in the plain run."""
     difference: float
     """Largest difference between the two passes' logits there."""
     cause: str
@@ -78,7 +79,7 @@ ROUNDING, SCORES, RULE = "rounding", "the passes disagree: mask, position or cac
 
 
 def explain(index: int, plain: Trace, other: Trace, *, params: SamplingParams, rounding: Rounding) -> TextDivergence | None:
-    """The first place where the texts part; None if they do not."""
+    """The first difference between the texts; None if they are equal."""
     both = zip(plain.tokens, other.tokens, strict=False)
     position = next((i for i, (a, b) in enumerate(both) if a != b), None)
     if position is None:
@@ -119,7 +120,7 @@ class Compared:
 
 
 def judge_identity(part: str, compared: Compared, rounding: Rounding) -> Finding:
-    """Rounding is explained and passes; a rule or scores that are wrong do not."""
+    """The finding: rounding is explained and passes, a wrong rule or wrong scores do not."""
     real = [one for one in compared.divergences if one.cause != ROUNDING]
     same = compared.count - len(compared.divergences)
     figures = f"{same} of {compared.count} texts identical ({compared.num_tokens} tokens)"

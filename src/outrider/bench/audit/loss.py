@@ -1,4 +1,4 @@
-"""How much does a lossy rule lose here? Its one-step total variation on the laws of these two models.
+"""Measures the loss of a lossy rule: its one-step total variation on the laws of these two models.
 
 The enumeration of ``proof.py`` runs on toys of three tokens, where a rule of neighbours may happen to be exact. Here the law of
 the first token is taken in closed form instead, in contexts of the target's own text, with the draft model's law as q.
@@ -21,7 +21,7 @@ from outrider.core.interfaces import AcceptanceRule, Target
 from outrider.core.params import SamplingParams
 
 Text = tuple[Sequence[int], Sequence[int]]
-"""A prompt, and tokens that follow it."""
+"""A prompt and the tokens after it."""
 
 
 def judge_loss(
@@ -43,5 +43,5 @@ def _laws(model: Target, texts: Sequence[Text], params: SamplingParams) -> Tenso
 
 
 def _likeliest(law: Tensor) -> Tensor:
-    """A chosen guess is a law with one possible token."""
+    """A chosen guess as a law with one possible token."""
     return torch.zeros_like(law).scatter(1, law.argmax(-1, keepdim=True), 1.0)

@@ -1,8 +1,8 @@
-"""Are random numbers named so that none is used twice, and the target's are those of the output position?
+"""Checks that no random number is used twice, and that the target's numbers are those of the output position.
 
-Block and traversal verification stop because of guesses they then throw away; meeting those numbers again in the next round
-biases it (docs/lossless.md, section 6). So all numbers of a round but the target's must differ from those of every other round,
-and the target's noise must be the same from whichever round a position is reached.
+Block and traversal verification stop because of guesses that they then discard. Meeting those numbers again in the next round
+would bias it (docs/lossless.md, section 6). So all numbers of a round but the target's must differ from those of every other
+round. The target's noise must be the same from whichever round a position is reached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ROUNDS, _LANES, _VOCAB = 24, 24, 5
 
 
 def check_numbers() -> Finding:
-    """Tries every pair of nearby rounds and lanes with the generator that decoding uses."""
+    """Check every pair of nearby rounds and lanes, with the generator that decoding uses."""
     seeds, lanes = torch.full((_ROUNDS,), 11), torch.arange(_LANES).expand(_ROUNDS, -1)
     noise = Noise(seeds, torch.arange(_ROUNDS))
     wrong: list[str] = []

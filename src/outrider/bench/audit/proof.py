@@ -1,4 +1,4 @@
-"""The rule's own proof, run here: its output law by enumeration, and its batched form against the scalar one.
+"""The proof of a rule: its output law by enumeration, and its batched form against the scalar one.
 
 The first shows that the rule as written is exact for the way this method draws its guesses. The second shows that production
 runs that rule, number by number. It uses a temperature and a truncation, so that a law from before the sampler would show.
@@ -81,7 +81,7 @@ def _experiments(rule: AcceptanceRule, draws: Draws, num_pairs: int) -> Iterator
 
 
 def check_twin(rule: AcceptanceRule, draws: Draws, *, num_batches: int = 80) -> Finding:
-    """``walk`` and ``walk_row`` on the same numbers, for every way of drawing the rule takes."""
+    """Compare ``walk`` and ``walk_row`` on the same numbers, for every way of drawing that the rule accepts."""
     name, count, wrong = type(rule).__name__, 0, 0
     ways = [draws, *(way for way in type(rule).exact_for if way is not draws)]
     for seed in range(num_batches):

@@ -1,7 +1,7 @@
-"""Toy models and rounds small enough to enumerate: where a rule's output law is computed instead of sampled.
+"""Toy models and rounds that are small enough to enumerate, so that a rule's output law is computed instead of sampled.
 
 A toy model is a law over two or three tokens for every context. An experiment drafts with one, verifies against another for one
-round or two, and goes on with the target's law to a fixed length; every branch of it is run, drafting included, and the
+round or two, and goes on with the target's law to a fixed length. Every branch of it is run, drafting included, and the
 probabilities of the texts are added up.
 """
 
@@ -25,7 +25,7 @@ Text = tuple[int, ...]
 ToyModel = Callable[[Text], Tensor]
 _DRAFT_LANE = 100
 _ROUND = 1000
-"""Lanes of a round; the next round's begin after them."""
+"""Random lanes of a round; those of the next round begin after them."""
 
 
 def random_model(seed: int, vocab_size: int, *, keep: int | None = None) -> ToyModel:
@@ -44,7 +44,7 @@ def random_model(seed: int, vocab_size: int, *, keep: int | None = None) -> ToyM
 
 @final
 class _RoundSource(RandomSource):
-    """A source as one round sees it: the target's numbers by output position, the others by the round's start."""
+    """A random source as one round sees it: the target's numbers by output position, the others by the round's start."""
 
     def __init__(self, inner: RandomSource, start: int) -> None:
         self._inner, self._start = inner, start
@@ -61,7 +61,7 @@ class _RoundSource(RandomSource):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Rounds of drafting trees of one shape and verifying them."""
+    """Rounds that draft and verify trees of one shape."""
 
     p: ToyModel
     q: ToyModel

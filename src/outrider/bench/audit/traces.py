@@ -1,4 +1,4 @@
-"""Runs that remember their scores: what the target said at every output position, in the pass that decided it."""
+"""Runs that keep the target's logits of every output position, from the pass that decided it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Trace:
 
     tokens: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
-    """[V] float32 at every output position; may run past the last token by what an accepted run was cut by."""
+    """[V] float32 at every output position. There may be more than tokens, if an accepted run was cut."""
 
 
 def trace(llm: LLM, method: Method, prompt: Sequence[int], params: SamplingParams, *, watcher: Watcher | None = None) -> Trace:
-    """One request alone."""
+    """The trace of one request that runs alone."""
     found = Trace()
 
     def watch(report: RoundReport) -> None:
@@ -44,7 +44,8 @@ def trace(llm: LLM, method: Method, prompt: Sequence[int], params: SamplingParam
 
 
 def wide_logits(target: Target, prompt: Sequence[int], tokens: Sequence[int], *, width: int = 16) -> list[Tensor]:
-    """The same positions scored by chains of ``width`` nodes from a fresh cache: no drafter, no tree, no rule."""
+    """The logits of the same positions, scored in chains of ``width`` nodes from a fresh cache, without drafter, tree or
+    rule."""
     text, start = [*prompt, *tokens], len(prompt) - 1
     cache = target.new_cache(1)
     target.prefill([text[:start]], cache)
@@ -58,7 +59,7 @@ def wide_logits(target: Target, prompt: Sequence[int], tokens: Sequence[int], *,
 
 
 def choice_scores(logits: Tensor, position: int, params: SamplingParams) -> Tensor:
-    """[V] what the target's choice at an output position is the argmax of: with its noise, where there is any."""
+    """[V] values whose argmax is the target's choice at an output position, with its noise if there is any."""
     state = RequestState.of(Request([0], params))
     sampler = Sampler([state], len(logits), torch.device("cpu"))
     tree = TokenTree.chain(torch.zeros(1, 1, dtype=torch.int64))
@@ -68,7 +69,7 @@ def choice_scores(logits: Tensor, position: int, params: SamplingParams) -> Tens
 
 
 def law_at(logits: Tensor, params: SamplingParams) -> Tensor:
-    """[V] float64 the target's law at a position whose raw logits are given (no penalties, which need the text)."""
+    """[V] float64 the target's law at a position, from its raw logits, without penalties."""
     state = RequestState.of(Request([0], params))
     sampler = Sampler([state], len(logits), torch.device("cpu"))
     tree = TokenTree.chain(torch.zeros(1, 1, dtype=torch.int64))

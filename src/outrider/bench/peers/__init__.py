@@ -1,1 +1,1 @@
-"""Other engines, run in environments of their own, on the same weights, prompts and threads."""
+"""Other engines in environments of their own, with the same weights, prompts and threads."""

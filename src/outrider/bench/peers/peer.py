@@ -1,4 +1,4 @@
-"""One engine in one mode, in a process of its own, asked over pipes."""
+"""One other engine in one mode, in a process of its own that is asked over pipes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ VARIANTS = {
     "llama-cpp": ("plain", "draft-model", "prompt-lookup"),
     "openvino": ("plain", "draft-model", "prompt-lookup"),
 }
-"""Modes of every engine; the first is the one its others are compared with."""
+"""Modes of every engine. Each is compared with the first one."""
 _USES_DRAFT = ("assisted", "draft-model")
 
 
 @dataclass(frozen=True)
 class PeerSpec:
-    """An engine and where it lives. ``model`` and ``draft`` in the engine's own format, where it has one."""
+    """An engine and its environment. ``model`` and ``draft`` are given in the engine's own format, if it has one."""
 
     engine: str
     python: str
@@ -44,31 +44,31 @@ class PeerSpec:
 
 
 def _default_python(engine: str) -> str:
-    """The Python of an engine, from the environment; that of Hugging Face is our own."""
+    """The Python of an engine, from the environment. Hugging Face uses ours."""
     variable = f"OUTRIDER_PEER_{engine.upper().replace('-', '_')}"
     return os.environ.get(variable, sys.executable if engine == "hugging-face" else "")
 
 
 def _preloads(spec: PeerSpec) -> dict[str, str]:
-    """vLLM on a CPU wants Intel's OpenMP loaded first, where its environment has it."""
+    """Libraries to load first: vLLM on a CPU needs Intel's OpenMP, if its environment has it."""
     library = Path(spec.python).parents[1] / "lib" / "libiomp5.so" if spec.engine == "vllm" else None
     return {"LD_PRELOAD": str(library)} if library is not None and library.is_file() else {}
 
 
 @dataclass(frozen=True)
 class PeerText:
-    """One text of a peer."""
+    """One text of another engine."""
 
     tokens: list[int]
     num_timed: int
     """Tokens after the first step."""
     seconds: float
-    """After the first step."""
+    """Seconds after the first step."""
 
 
 @final
 class Peer:
-    """A running worker. ``open`` says why there is none where it cannot run."""
+    """A running worker. ``open`` says why there is none if it cannot run."""
 
     def __init__(self, name: str, version: str, process: subprocess.Popen[str]) -> None:
         self.name, self.version = name, version
@@ -101,7 +101,7 @@ class Peer:
         return peer
 
     def generate(self, prompt: Sequence[int], max_tokens: int) -> PeerText | str:
-        """A text, or why there is none."""
+        """A text, or the reason why there is none."""
         reply = self._ask({"prompt": list(prompt), "max_tokens": max_tokens})
         if "error" in reply:
             return reply["error"]

@@ -1,7 +1,7 @@
-"""Peers side by side with us: in turns, prompt by prompt, the same tokens in, greedy, as many tokens out.
+"""Races other engines against ours: in turns, prompt by prompt, greedy, with the same prompts and text lengths.
 
-Speeds are tokens after the first step over the time after it, for every engine, so that nobody's prefill counts. Each engine is
-compared with its own plain decoding, with ours, and with our fastest method; who wins where is written down as it came out.
+Speeds count the tokens and the time after the first step, for every engine, so that prefill does not count. Each engine is
+compared with its own plain decoding, with ours, and with our fastest method. The verdict reports whoever wins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PeerLine:
     to_our_plain: float
     to_our_best: float
     identical: float
-    """Share of prompts with our plain decoding's text."""
+    """Share of prompts with the text of our plain decoding."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "speed": self.speed.to_json()}
@@ -44,7 +44,7 @@ class PeerLine:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to write texts, and who it is compared with."""
+    """A way to write texts, and what it is compared with."""
 
     name: str
     engine: str
@@ -104,7 +104,7 @@ def _ours(llm: LLM, best: Setting) -> list[Contestant]:
 
 
 def _our_run(llm: LLM, setting: Setting) -> Generate:
-    """A fresh method per text, as peers have."""
+    """Runs our engine with a new method for every text, as the others do."""
 
     def run(prompt: list[int], max_tokens: int) -> PeerText | str:
         method: Method = setting.compose(llm)
@@ -126,7 +126,7 @@ _Times = dict[str, list[list[float]]]
 def _rounds(
     runners: Sequence[Contestant], prompts: Sequence[list[int]], *, max_tokens: int, num_rounds: int, say: Say
 ) -> tuple[_Texts, _Times, dict[str, str]]:
-    """Seconds per token by round and prompt; the first round warms up and is dropped."""
+    """Seconds per token by round and prompt. The first round warms up and is dropped."""
     texts: _Texts = {runner.name: [] for runner in runners}
     times: _Times = {runner.name: [] for runner in runners}
     failed: dict[str, str] = {}
@@ -172,7 +172,7 @@ def _ratio(mine: list[list[float]], other: list[list[float]]) -> float:
 
 
 def verdict(lines: Sequence[PeerLine]) -> list[str]:
-    """Who wins, in words."""
+    """The winner, in words."""
     found: list[str] = []
     ours = [line for line in lines if line.name.startswith(OURS)]
     best = max(ours, key=lambda line: line.speed.value)

@@ -22,7 +22,7 @@ Run = Callable[[list[int], int], Answer]
 
 
 def timed(generate: Callable[[list[int], int], list[int]]) -> Run:
-    """An engine that answers all at once: a call for one token stands for the prefill."""
+    """An engine that answers all at once. Its call for one token stands for the prefill."""
 
     def run(prompt: list[int], max_tokens: int) -> Answer:
         began = time.perf_counter()
@@ -35,7 +35,7 @@ def timed(generate: Callable[[list[int], int], list[int]]) -> Run:
 
 
 class Stopwatch:
-    """Notes when tokens arrive; a Hugging Face streamer."""
+    """Records when tokens arrive, as a Hugging Face streamer."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -181,7 +181,7 @@ def main() -> None:
 
 
 def work(asked: TextIO, answer: Callable[[Answer], None]) -> None:
-    """Answers every line that is asked. The first one describes the engine."""
+    """Answer every line. The first one describes the engine."""
     job = json.loads(asked.readline())
     try:
         run, version = ENGINES[job["engine"]](job)

@@ -1,8 +1,8 @@
-"""Surplus by offset, and what it promises to drafters that read the target's states.
+"""The surplus by offset, and the accepted lengths that it predicts for drafters that read the target's states.
 
 Every offset is probed with the state alone, with state and tokens, and with the tokens alone. The probes of an input are then
 read as a chain: a guess is kept if it and those before it *at the same place* are the target's own choices. The order of the
-three is a prediction about heads before anybody trains them: Medusa reads the state alone, Hydra and EAGLE read both, a drafter
+three is a prediction about heads before anybody trains them. Medusa reads the state alone, Hydra and EAGLE read both, a drafter
 without states reads the tokens.
 
     accepted(input)  =  mean over places t of  sum_k  prod_{j <= k} [probe_j(t) agrees],      j = 1 .. num_offsets
@@ -22,21 +22,21 @@ import torch
 from outrider.bench.surplus.probe import ProbeOptions, ProbeScore, Readout, TextWithStates, probe
 
 KINDS = {"tokens": (False, True), "state": (True, False), "state + tokens": (True, True)}
-"""What a probe sees: the state, the tokens in between."""
+"""Inputs of a probe: whether it sees the state, and the tokens in between."""
 DRAFTERS = {"tokens": "drafters without states", "state": "medusa", "state + tokens": "hydra, eagle"}
-"""Whose input it is."""
+"""Drafters with each of these inputs."""
 
 
 @dataclass(frozen=True)
 class Offset:
-    """The probes of one offset; ``readings`` by the names of ``KINDS``."""
+    """The probes of one offset. The keys of ``readings`` are the names in ``KINDS``."""
 
     offset: int
     readings: dict[str, ProbeScore]
 
     @property
     def surplus(self) -> float:
-        """What the state adds to the tokens in between, in nats."""
+        """Information that the state adds to the tokens in between, in nats."""
         return self.readings["tokens"].loss - self.readings["state + tokens"].loss
 
     def to_json(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Offset:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the states of a target know."""
+    """Information in the states of a target about later tokens."""
 
     num_places: int
     offsets: tuple[Offset, ...]
@@ -68,7 +68,7 @@ class Analysis:
         return {"num_places": self.num_places, "offsets": offsets, "accepted": accepted, "order": self.order}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each offset, and one for what chains keep."""
+        """One row for each offset, and one for the length of chains."""
         rows = [
             {"offset": one.offset, "surplus, nats": one.surplus, **{k: one.readings[k].agreement for k in KINDS}}
             for one in self.offsets
@@ -79,7 +79,7 @@ class Analysis:
 def analyse(
     samples: Sequence[TextWithStates], readout: Readout, *, num_offsets: int = 3, options: ProbeOptions | None = None
 ) -> Analysis:
-    """Probe every offset from 1 on: 1 is the token after the next one."""
+    """Probe every offset from 1 on, where 1 is the token after the next one."""
     options = options or ProbeOptions()
     offsets = tuple(
         Offset(k, {kind: probe(samples, readout, k, state=s, tokens=t, options=options) for kind, (s, t) in KINDS.items()})

@@ -1,7 +1,7 @@
 """The probe: two equal networks guess a token beyond the next, one with the hidden state and one without it.
 
-Both see the tokens in between. The difference of their held-out losses estimates what the state knows beyond those tokens.
-It is a lower bound up to the second network's own error: a network that is too small for the tokens makes it too large, one
+Both see the tokens in between. The difference of their held-out losses estimates what the state knows beyond those tokens. It
+is a lower bound up to the second network's own error. A network that is too small for the tokens makes it too large, and one
 that is too small for the state makes it too small. (Information surplus: arXiv 2507.19247; the probe is ours.)
 
     surplus(k)  ~  CE(tokens in between)  -  CE(tokens in between + state)          [nats, held out]
@@ -26,12 +26,12 @@ class TextWithStates:
     states: Tensor
     tokens: Tensor
     choices: Tensor | None = None
-    """[T] the target's greedy token after each place, where it is known: what a guess is compared with."""
+    """[T] the target's greedy token after each place, where known. Guesses are compared with it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """What a probe is built around: the target's own embedding and output matrix, which stay as they are."""
+    """The target's own embedding and output matrix, around which a probe is built. They are frozen."""
 
     embedding: Tensor
     """[V, E]"""
@@ -54,15 +54,15 @@ class ProbeOptions:
     learning_rate: float = 2e-3
     dropout: float = 0.1
     judge_every: int = 50
-    """Steps between looks at the texts that choose the best probe."""
+    """Steps between evaluations on the texts that choose the best probe."""
     held_out: float = 0.2
-    """Share of the texts that is read at the end; as many choose the best probe."""
+    """Share of the texts used for the final evaluation. As many choose the best probe."""
     seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeScore:
-    """What a probe reaches on held-out places."""
+    """Quality of a probe at held-out places."""
 
     loss: float
     """Cross-entropy with the text, in nats."""
@@ -77,7 +77,7 @@ class ProbeScore:
 
 @final
 class _Probe(nn.Module):
-    """Few numbers of the inputs, a linear map and a small network of them, onto the output matrix."""
+    """A small network and a linear map from compressed inputs to the output matrix."""
 
     def __init__(self, num_inputs: int, readout: Readout, options: ProbeOptions) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Probe(nn.Module):
 
 
 def inputs_of(sample: TextWithStates, readout: Readout, offset: int, *, state: bool, tokens: bool) -> Tensor:
-    """[T - offset - 1, ...] what a probe sees at every place: the state there, the tokens up to the one that it guesses."""
+    """[T - offset - 1, ...] input of a probe at every place: the state there, and the tokens up to the guessed one."""
     count = len(sample.tokens) - offset - 1
     between = [readout.embedding[sample.tokens[k : k + count]] for k in range(1, offset + 1)]
     states = sample.states[:count]
@@ -109,7 +109,7 @@ def inputs_of(sample: TextWithStates, readout: Readout, offset: int, *, state: b
 def probe(
     samples: Sequence[TextWithStates], readout: Readout, offset: int, *, state: bool, tokens: bool, options: ProbeOptions
 ) -> ProbeScore:
-    """Train one probe for the token ``offset`` places beyond the next, and read it on texts that it has not seen."""
+    """Train one probe for the token ``offset`` places beyond the next, and evaluate it on unseen texts."""
     kept = max(1, round(len(samples) * options.held_out))
     parts = _split(samples, kept)
     places = [_places(part, readout, offset, state=state, tokens=tokens) for part in parts]
@@ -122,7 +122,7 @@ def probe(
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """Where a probe guesses: what it sees, what the text says, what the target would say."""
+    """The places where a probe guesses: its inputs, the text's tokens, the target's choices."""
 
     inputs: Tensor
     labels: Tensor
@@ -133,7 +133,7 @@ class _Places:
 
 
 def _split(samples: Sequence[TextWithStates], kept: int) -> tuple[Sequence[TextWithStates], ...]:
-    """Texts to read at the end, to choose by, and to learn from."""
+    """Texts for the final evaluation, for choosing, and for training."""
     return samples[:kept], samples[kept : 2 * kept], samples[2 * kept :]
 
 
@@ -143,7 +143,7 @@ def _places(samples: Sequence[TextWithStates], readout: Readout, offset: int, *,
 
 
 def _train(model: _Probe, places: _Places, judged: _Places, options: ProbeOptions) -> None:
-    """Ends with the weights that were best on ``judged``, so a probe with more inputs does not lose by learning by heart."""
+    """Train, and keep the weights that were best on ``judged``. So a probe with more inputs does not lose by overfitting."""
     rule = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.05)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(rule, options.num_steps)
     generator = torch.Generator().manual_seed(options.seed)
@@ -163,7 +163,7 @@ def _train(model: _Probe, places: _Places, judged: _Places, options: ProbeOption
 
 
 def _choices(samples: Sequence[TextWithStates], offset: int) -> Tensor:
-    """The target's own token at the guessed place; the text's where it is not known."""
+    """The target's choice at the guessed place; the text's token if it is unknown."""
     chosen = [one.tokens[offset + 1 :] if one.choices is None else one.choices[offset : len(one.tokens) - 1] for one in samples]
     return torch.cat(chosen)
 

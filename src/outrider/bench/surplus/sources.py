@@ -1,8 +1,8 @@
 """Sources whose surplus is known: a Markov chain, where it is zero, and a hidden Markov model, where it can be computed.
 
-The state of a source after a text is all that the text tells about what follows: for a Markov chain the last token, for a
-hidden Markov model the probabilities of the hidden state (the forward algorithm). ``exact`` sums over all texts of a given
-length: knowing the state and the tokens in between is knowing the whole text.
+The state of a source after a text is all that the text tells about what follows. For a Markov chain it is the last token, for a
+hidden Markov model the probabilities of the hidden state (the forward algorithm). The function ``exact`` sums over all texts of
+a given length, since knowing the state and the tokens in between is knowing the whole text.
 
     surplus at offset k  =  I(H_t; W_{t+k+1} | W_{t+1} .. W_{t+k})  =  H(next | k tokens)  -  H(next | k + num_before tokens)
 """
@@ -19,19 +19,19 @@ from outrider.bench.surplus.probe import TextWithStates
 
 @dataclass(frozen=True, eq=False)
 class HiddenMarkov:
-    """Tokens said by a hidden state that moves: transition [S, S], emission [S, V], rows that sum to 1."""
+    """A hidden Markov model: transition [S, S] and emission [S, V] matrices whose rows sum to 1."""
 
     transition: Tensor
     emission: Tensor
 
     @staticmethod
     def markov(transition: Tensor) -> HiddenMarkov:
-        """A chain that shows its state: every state says its own token."""
+        """A Markov chain: every state emits its own token."""
         return HiddenMarkov(transition.double(), torch.eye(len(transition), dtype=torch.float64))
 
     @property
     def stationary(self) -> Tensor:
-        """[S] how often each state occurs in the long run."""
+        """[S] long-run frequency of each state."""
         return torch.linalg.matrix_power(self.transition, 1 << 16)[0]
 
     def step(self, belief: Tensor, token: int) -> Tensor:
@@ -40,7 +40,7 @@ class HiddenMarkov:
         return joint @ self.transition / joint.sum().clamp(min=1e-300)
 
     def sample(self, num_tokens: int, *, seed: int = 0) -> TextWithStates:
-        """A text with the belief after every token as its hidden states."""
+        """A text, with the belief after every token as its hidden states."""
         generator = torch.Generator().manual_seed(seed)
         belief, tokens, states = self.stationary, [], []
         for _ in range(num_tokens):

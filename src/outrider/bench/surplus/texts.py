@@ -1,4 +1,4 @@
-"""Texts of a target's own, with its states: what a probe learns from."""
+"""Texts written by a target, with its states, from which a probe learns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.models.heads.embedding_and_output import read_target
 def own_texts(
     llm: LLM, prompts: Sequence[list[int]], *, num_texts: int, num_tokens: int, temperature: float
 ) -> list[list[int]]:
-    """Continuations of the prompts, one after the other, each from a seed of its own; prompts are not part of them."""
+    """Continuations of the prompts, each with a seed of its own, without the prompts."""
     params = [
         SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=seed, ignore_eos=True) for seed in range(num_texts)
     ]
@@ -33,6 +33,6 @@ def sample_of(target: Target, tokens: Sequence[int]) -> TextWithStates:
 
 
 def readout_of(name: str) -> Readout:
-    """The target's own matrices, its final norm folded into the output."""
+    """The target's own matrices, with its final norm folded into the output."""
     _, ends = read_target(name)
     return Readout(ends.embedding, ends.readout * ends.norm)

@@ -1,8 +1,8 @@
 """The coupled walk on the device, and its commit: the accepted branch moves down next to the committed tokens.
 
-From the root on, the child that holds the target's own choice is followed; where there is none, the choice ends the round. A
-chain is a tree in which every node has one child. The keys and values of the nodes on the path then move from where they stood
-in the tree to where the text has them, in all layers at once. The oracles are the coupled rule and ``cache/slots.py``.
+The walk starts at the root and follows the child that holds the target's own choice. If there is no such child, the choice ends
+the round. A chain is a tree in which every node has one child. Then the keys and values of the accepted nodes move from their
+places in the tree to their places in the text, in all layers at once. The oracles are the coupled rule and ``cache/slots.py``.
 
     slot(base + i) <- slot(base + path[i]),      i = 1 .. accepted,      base: the root's slot
 """
@@ -22,9 +22,9 @@ from outrider.device.sampling.choose import Bests, choice_of
 from outrider.models.attention.tree_tiles import Rows, slots_at
 
 RING = 4
-"""Rounds whose results are kept for the host."""
+"""Number of rounds whose results are kept for the host."""
 NOTE = 4
-"""Numbers of a note before its choices: emitted, guessed, agreed, and whether a guess was rejected."""
+"""Length of a note before its choices: emitted, guessed, agreed, and whether a guess was rejected."""
 
 
 def chain_parents(batch_size: int, num_nodes: int, device: torch.device) -> Tensor:
@@ -33,10 +33,10 @@ def chain_parents(batch_size: int, num_nodes: int, device: torch.device) -> Tens
 
 
 def walk_and_commit(bests: Bests, nodes: Tensor, frame: Frame, *, parents: Tensor, ring: Tensor, rounds: Tensor) -> Tensor:
-    """Walk every row's tree ([B, N] tokens, -1 for no guess, and parents), append what it emits to the frame, and note it in
-    ``ring`` [RING, B, NOTE + D + 1] at the row's round number ``rounds`` [B]: how many were emitted, how many guesses there
-    were and agreed, whether one was rejected, the choices. Returns [B, 2 + D] the path: the root's slot, how many nodes follow
-    it, and which."""
+    """Walk every row's tree ([B, N] tokens, -1 for no guess, and parents), and append the emitted tokens to the frame. Write a
+    note to ``ring`` [RING, B, NOTE + D + 1] at the row's round number ``rounds`` [B]. A note holds the numbers of emitted
+    tokens, of guesses and of agreeing guesses, whether a guess was rejected, and the choices. Returns the paths [B, 2 + D]: the
+    root's slot, the number of accepted nodes, and those nodes."""
     values, tokens = bests.values, bests.tokens
     batch_size, num_nodes, num_blocks = values.shape
     num_steps = ring.shape[2] - NOTE

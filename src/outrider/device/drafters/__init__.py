@@ -1,1 +1,1 @@
-"""Drafters inside captured rounds, in the rooms that they have on the host."""
+"""Drafters inside captured rounds, in the same folders as on the host."""

@@ -1,7 +1,7 @@
-"""What the sampler does to logits before it truncates them, on the device: bias, minimum length, penalties.
+"""The sampler's changes to logits before truncation, on the device: bias, minimum length, penalties.
 
-The logits are changed where they stand. Penalties count the tokens of the output, kept up to date by the walk, and those on the
-way to each node of the tree. The oracle is ``Sampler.adjust`` in ``core/sampling.py``.
+The logits are changed in place. Penalties count the tokens of the output, which the walk keeps up to date, and the tokens on
+the path to each node of the tree. The oracle is ``Sampler.adjust`` in ``core/sampling.py``.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -30,20 +30,20 @@ _COUNT = tl.constexpr(IN_PROMPT - 1)
 
 @dataclass(frozen=True, eq=False)
 class Trail:
-    """The guesses on the way to each of M nodes, as columns of [B, C] tokens. Column 0 holds the root where ``has_root``, and
-    roots are counted already."""
+    """The guesses on the path to each of M nodes, as columns of [B, C] tokens. Column 0 holds the root where ``has_root``.
+    Roots are counted already."""
 
     tokens: Tensor
     words: Tensor | None = None
-    """[B, M, W] int64: bit c % 64 of word c // 64 says that column c is on the way. None for a chain."""
+    """[B, M, W] int64: bit c % 64 of word c // 64 says that column c is on the path. None for a chain."""
     length: int = 0
-    """Guesses on the way to the first node of a chain; each node after it has one more."""
+    """Guesses on the path to the first node of a chain; each node after it has one more."""
     has_root: bool = True
 
 
 def adjust(logits: Tensor, frame: Frame, *, ids: Tensor | None, depths: Tensor | int | None, trail: Trail | None) -> None:
-    """Change [B, N, V'] float32 logits as the slots ask for it. ``depths`` as in ``block_bests``. Logits of fewer tokens than
-    the target's (``ids`` [V']) are guesses, and their penalties look at the committed text alone."""
+    """Change [B, N, V'] float32 logits as the slots ask for. ``depths`` is as in ``block_bests``. With ``ids`` [V'] the logits
+    are a drafter's, for some of the target's tokens, and penalties count the committed text alone."""
     shaping = frame.shaping
     assert shaping is not None, "a round with stages has their columns"
     batch_size, num_nodes, width = logits.shape
@@ -66,7 +66,7 @@ def adjust(logits: Tensor, frame: Frame, *, ids: Tensor | None, depths: Tensor |
 
 
 class _Passed:
-    """The logits of tokens that are on the way to a node: counted once more there than elsewhere."""
+    """The logits of tokens on the path to a node, which have one more occurrence there."""
 
     def __init__(self, logits: Tensor, trail: Trail) -> None:
         self._logits, self._trail = logits, trail
@@ -75,7 +75,7 @@ class _Passed:
         self._places = torch.empty(shape, dtype=torch.int32, device=logits.device)
 
     def find(self, columns: tuple[Any, ...], table_width: int, kinds: dict[str, int]) -> None:
-        """What they become, while the logits are still raw."""
+        """Compute the changed values while the logits are still raw."""
         logits, tokens, words = self._logits, self._trail.tokens, self._trail.words
         _find_passed[(logits.shape[1], logits.shape[0])](
             logits, *columns, tokens, tokens if words is None else words, self._values, self._places,
@@ -96,7 +96,7 @@ class _Passed:
 def _adjusted(
     x, tokens, held, inside, use, row, position, num_rows, bias, penalties, ends, min_tokens, table_width, ENDS: tl.constexpr
 ):
-    """The logits of some tokens of a slot, of which ``held`` counts the occurrences."""
+    """The changed logits of some tokens of a slot. ``held`` holds their numbers of occurrences."""
     if use & _BIAS:
         x += tl.load(bias + row.to(tl.int64) * table_width + tokens, mask=inside, other=0.0)
     if use & _MIN_TOKENS:

@@ -1,9 +1,9 @@
-"""The target's choice on the device: which token each node picks, and which ones a drafter ranks first.
+"""The target's choice on the device: the token that each node picks, and the tokens that a drafter ranks first.
 
-The choice is argmax(logits / T + Gumbel noise of the output position), the plain argmax at T = 0, the lowest token on a tie;
-the noise is that of ``core/rng.py``, number by number. It is taken in two steps, since one row of a large vocabulary must be
-read by the whole device: the best of every block, then the best block. Drafters ask for the k best of every block, and for
-what their softmax adds up to, which makes chances of them (``drafters/trees/candidates.py``):
+The choice is argmax(logits / T + Gumbel noise of the output position), the plain argmax at T = 0, the lowest token on a tie.
+The noise is that of ``core/rng.py``, number by number. It takes two steps, because the whole device must share the reading of
+one large row: first the best of every block, then the best block. Drafters ask for the k best of every block and for the sum of
+the softmax, which turns them into probabilities (``drafters/trees/candidates.py``):
 
     P(target says v | l, g) = softmax((l + T g) / tau)[v]
 """
@@ -42,31 +42,31 @@ class Bests:
     values: Tensor
     """[B, N, blocks * best]"""
     tokens: Tensor
-    """[B, N, blocks * best] int64, the target's."""
+    """[B, N, blocks * best] int64 the target's tokens."""
     sums: Tensor | None = None
-    """[2, B, N, blocks] largest (l + T g) / tau of each block, and the sum of exponentials of the distances to it."""
+    """[2, B, N, blocks] largest (l + T g) / tau of each block, and the sum of the exponentials of the differences from it."""
 
     def sureness(self) -> Tensor:
-        """[B, N] the chance of each node's best token."""
+        """[B, N] probability of each node's best token."""
         assert self.sums is not None, "asked for with tau"
         peaks, weights = self.sums
         return 1 / (weights * (peaks - peaks.amax(-1, keepdim=True)).exp()).sum(-1)
 
     def shared_by(self, num_nodes: int) -> Bests:
-        """The same for so many nodes, where it is that of one."""
+        """These values repeated for so many nodes, where one node stands for all."""
         values, tokens = (part.expand(-1, num_nodes, -1).contiguous() for part in (self.values, self.tokens))
         return Bests(values, tokens, None if self.sums is None else self.sums.expand(-1, -1, num_nodes, -1).contiguous())
 
 
 @dataclass(frozen=True, eq=False)
 class Guessing:
-    """What drafters want of each node beside its choice."""
+    """Additional results for drafters."""
 
     num_best: int
     ids: Tensor | None = None
-    """[Vd] int64, ascending: the target's tokens that the logits are of; None: all of them."""
+    """[Vd] int64, ascending: the target's tokens that the logits stand for; None for all of them."""
     tau: float | None = None
-    """For chances."""
+    """Temperature of path probabilities."""
 
 
 def block_bests(
@@ -78,9 +78,10 @@ def block_bests(
     guessing: Guessing | None = None,
     trail: Trail | None = None,
 ) -> Bests:
-    """``depths`` of the nodes: [B, N] int32, one for all, or None where node n stands at n. ``vocab_size`` logits count.
-    ``trail`` is the way to each node, which penalties look at. Where the frame has stages, the logits are changed by them.
-    Guesses are not truncated: a token outside a draft's nucleus may be inside the target's."""
+    """The best tokens of every block. ``depths`` holds the depths of the nodes: [B, N] int32, one for all, or None where node n
+    has depth n. Only ``vocab_size`` logits count. ``trail`` is the path to each node, for penalties. If the frame has sampler
+    stages, the logits are changed by them. Guesses are not truncated, since a token outside a draft's nucleus may be inside the
+    target's."""
     batch_size, num_nodes, width = logits.shape
     is_target = guessing is None
     num_blocks, guessing = triton.cdiv(vocab_size, BLOCK), guessing or Guessing(1)
@@ -120,7 +121,7 @@ def _mix(words):
 
 @triton.jit
 def _gumbel(seed, position, tokens):
-    """float32 noise of the target's choice, as ``gumbel_stream(make_key(seed, position, TARGET))`` draws it."""
+    """Gumbel noise of the target's choice in float32, as ``gumbel_stream(make_key(seed, position, TARGET))`` draws it."""
     key = _mix(seed + _GOLDEN)
     key = _mix(key + position * _GOLDEN + _TARGET)
     key = _mix(key + _GOLDEN)

@@ -1,6 +1,6 @@
 """Tokens that grammars forbid, on the device: one bit a token, at every node of the slots that have a grammar.
 
-The host works the masks out while the pass runs and packs them, eight tokens a byte, lowest bit first.
+The host computes the masks during the pass and packs eight tokens into a byte, lowest bit first.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -24,8 +24,8 @@ def mask_bytes(vocab_size: int) -> int:
 
 
 def forbid(logits: Tensor, masks: Tensor, uses: Tensor, *, vocab_size: int) -> None:
-    """Give the tokens that ``masks`` [B, N, bytes] leave out no probability, in [B, N, V'] logits of slots that have a grammar
-    (``uses`` [B])."""
+    """Give no probability to the tokens that ``masks`` [B, N, bytes] leave out, in [B, N, V'] logits of slots that have a
+    grammar (``uses`` [B])."""
     batch_size, num_nodes, width = logits.shape
     _forbid[(triton.cdiv(vocab_size, _BLOCK), num_nodes, batch_size)](
         logits, masks, uses, width, masks.shape[2], vocab_size, BLOCK=_BLOCK, num_warps=4

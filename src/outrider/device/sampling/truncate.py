@@ -1,9 +1,9 @@
 """Top-k, top-p, min-p and typical-p on the device, without sorting a vocabulary.
 
 Each truncation keeps the tokens whose value is at least a cut. The cut is the smallest number above which there is too little:
-fewer than k tokens, or less than the share p of the probability. It is found bit by bit: floats in the order of their bits are
-whole numbers, so a search that splits the range in 32 parts has it after seven steps. A step is one launch in which every block
-of tokens adds up what it holds above each of 32 numbers; the next step adds up the blocks, always in the same order.
+fewer than k tokens, or less than the share p of the probability. Floats ordered by their bits are whole numbers, so a search
+that splits the range into 32 parts finds the cut in seven steps. In a step, every block of tokens sums what it holds above each
+of 32 numbers. The next step adds up the blocks, always in the same order.
 
     cut = min { c :  sum over {v : value(v) > c} of weight(v)  <  limit }      weight 1 and limit k, or weight e^x and limit p Z
 
@@ -29,7 +29,7 @@ _BLOCK = 2048
 _CHUNK = 256
 """Tokens that are compared at a time."""
 _SHIFTS = (27, 22, 17, 12, 7, 2, 0)
-"""Bits below those that a step decides: five at a time, then the last two."""
+"""Number of bits below those that a step decides: five at a time, then the last two."""
 _WAYS = tl.constexpr(32)
 _TOP_K = tl.constexpr(int(Use.TOP_K))
 _TOP_P = tl.constexpr(int(Use.TOP_P))
@@ -40,12 +40,12 @@ _CUTS = tl.constexpr(int(Use.TOP_K | Use.TOP_P | Use.MIN_P | Use.TYPICAL))
 
 @dataclass(frozen=True, eq=False)
 class KeptTokens:
-    """Which tokens of [B, N] nodes are kept, for ``kept``."""
+    """Values that tell ``kept`` which tokens of [B, N] nodes are kept."""
 
     keys: Tensor
     """[3, B, N] int64: the cuts of top-k, top-p and typical-p, as ordered bits."""
     marks: Tensor
-    """[3, B, N] float32: the largest tempered logit, and what typical-p needs: log Z above it, the entropy."""
+    """[3, B, N] float32: the largest tempered logit, then the two values of typical-p: log Z above it, and the entropy."""
 
 
 def find_cuts(logits: Tensor, frame: Frame, *, vocab_size: int) -> KeptTokens:
@@ -75,9 +75,9 @@ class _Search:
     frame: Frame
     cuts: KeptTokens
     sums: Tensor
-    """[2, B, N, blocks, 32] what each block holds above each number, of a step and of the one before."""
+    """[2, B, N, blocks, 32] sum of each block above each number, for this step and the previous one."""
     bases: Tensor
-    """[2, B, N] int64 where the range begins that a step, and the one before, has split."""
+    """[2, B, N] int64 start of the range that this step, and the previous one, split."""
     vocab_size: int
 
     def find(self, kind: Use) -> None:
@@ -101,7 +101,8 @@ class _Search:
         )  # fmt: skip
 
     def measure(self, kind: Use) -> None:
-        """The marks of the nodes: the largest value at first, then what typical-p needs of those still kept."""
+        """Compute the marks of the nodes: first the largest value, then the values that typical-p needs of the remaining
+        tokens."""
         logits, frame, cuts, sums = self.logits, self.frame, self.cuts, self.sums
         shaping, num_blocks = frame.shaping, sums.shape[3]
         assert shaping is not None
@@ -117,7 +118,7 @@ class _Search:
 
 @triton.jit
 def ordered(x):
-    """int32 in the order of the floats."""
+    """The floats as int32 in the same order."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
@@ -131,7 +132,7 @@ def typicality(x, marks, flat, num_flat):
 
 @triton.jit
 def kept(x, use, log_min_p, keys, marks, flat, num_flat, LAST: tl.constexpr):
-    """Which tempered logits survive the truncations in ``use``; typical-p only with ``LAST``."""
+    """Whether each tempered logit survives the truncations in ``use``; typical-p only with ``LAST``."""
     key = ordered(x)
     stays = ((use & _TOP_K) == 0) | (key >= tl.load(keys + flat))
     stays = stays & (((use & _TOP_P) == 0) | (key >= tl.load(keys + num_flat + flat)))
@@ -192,7 +193,7 @@ def _gather(uses, marks, sums, num_blocks, LAST: tl.constexpr, BLOCKS: tl.conste
 
 @triton.jit
 def _narrowed(limits, bases, sums, row, flat, num_blocks, KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCKS: tl.constexpr):
-    """The lower end of the part that holds the cut, from what a step has added up."""
+    """The lower end of the part that contains the cut, from the sums of a step."""
     block = tl.arange(0, BLOCKS)
     way = tl.arange(0, _WAYS)
     at = (flat * num_blocks + block)[:, None] * _WAYS + way[None, :]
@@ -247,7 +248,7 @@ def _split(
 
 @triton.jit
 def _weighed(x, use, min_ps, row, keys, marks, flat, num_flat, KIND: tl.constexpr):
-    """What a truncation compares, and what it adds up, of some tempered logits."""
+    """The values that a truncation compares, and the weights that it sums, for some tempered logits."""
     value, weight = x, (x > float("-inf")).to(tl.float32)
     if KIND != _TOP_K:
         earlier = use & (_TOP_K if KIND == _TOP_P else _TOP_K | _TOP_P | _MIN_P)

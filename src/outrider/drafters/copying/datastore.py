@@ -1,9 +1,9 @@
 """A datastore: a token corpus on disk with a suffix array, so that any context is found in microseconds by binary search.
 
-A folder holds ``datastore.json`` and, per shard, two plain arrays: the tokens as big-endian integers, so that comparing bytes
-compares tokens, and the positions in the order of the text that starts there (uint32, little-endian). Both are mapped into
-memory, not read: opening takes milliseconds whatever the size, and processes share the pages. Documents end with a border
-that is no token, so no match and no continuation crosses from one document into the next.
+A folder holds ``datastore.json`` and, per shard, two plain arrays. The first holds the tokens as big-endian integers, so that
+comparing bytes compares tokens. The second holds the positions (uint32, little-endian) in the order of the text that starts
+there. Both are mapped into memory, not read: opening takes milliseconds whatever the size, and processes share the pages.
+Documents end with a border that is no token, so no match and no continuation crosses from one document into the next.
 
 The store of REST: He et al. 2023, arXiv 2311.08252. ``build_datastore`` writes one.
 """

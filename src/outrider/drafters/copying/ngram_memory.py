@@ -1,9 +1,9 @@
 """The memory of the n-gram cache: for every n-gram of up to ``max_ngram`` tokens, what followed it and how often.
 
-It is a lasting memory, with a bound, ``save`` and ``load``. An n-gram keeps its total and a few continuations: in a full one
-the rarest, of equals the oldest, gives way to a newcomer, whose count starts at 1, so counts are never too high. The bound is
-in n-grams, and those unused for longest go first: there are a young and an old generation, use brings an n-gram back into the
-young one, and when that holds half the bound the old one is dropped.
+It is a lasting memory, with a bound, ``save`` and ``load``. An n-gram keeps its total and a few continuations. In a full one, a
+newcomer replaces the rarest (of equals the oldest) and starts at 1, so counts are never too high. The bound is in n-grams, and
+those unused for longest go first. There are a young and an old generation, and use brings an n-gram back into the young one.
+When the young one holds half the bound, the old one is dropped.
 """
 
 from __future__ import annotations

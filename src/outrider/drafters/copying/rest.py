@@ -1,8 +1,8 @@
 """REST: look the last words up in a large corpus on disk, and propose what most often followed them there.
 
-The longest end of the context that occurs in the datastore is found by binary search in a suffix array; the texts that
-followed its occurrences are counted into a trie, and the most frequent nodes make the tree. Without a match of at least
-``min_match`` tokens nothing is drafted. He et al. 2023, "REST: Retrieval-Based Speculative Decoding", arXiv 2311.08252.
+The longest end of the context that occurs in the datastore is found by binary search in a suffix array. The texts that followed
+its occurrences are counted into a trie, and the most frequent nodes make the tree. Without a match of at least ``min_match``
+tokens nothing is drafted. He et al. 2023, "REST: Retrieval-Based Speculative Decoding", arXiv 2311.08252.
 
     count(x_1 .. x_d) = occurrences of (context end, x_1 .. x_d);   the tree: the max_nodes largest counts
 

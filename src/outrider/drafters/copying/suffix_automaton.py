@@ -1,14 +1,14 @@
 """A suffix automaton that counts: how often every recent context occurred, and what followed it.
 
-States are classes of contexts that end at the same places, so n tokens make at most 2n states, and the suffixes of the
-present context are one short chain of suffix links. Each append walks that chain once: it counts the token after every
-context and keeps each context's most frequent continuations in order, so the best guess is read off and never searched.
-Contexts longer than ``max_context`` are not counted; that bounds the chain, and with it the cost of a token, on any text.
+States are classes of contexts that end at the same places, so n tokens make at most 2n states. The suffixes of the present
+context are one short chain of suffix links. Each append walks that chain once. It counts the token after every context and
+keeps each context's most frequent continuations in order. So the best guess is read off and never searched. Contexts longer
+than ``max_context`` are not counted; that bounds the chain, and with it the cost of a token, on any text.
 
     P(t | s) = count(s t) / followed(s),     followed(s) = sum_t count(s t)
 
-Online construction: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; for several texts at
-once, each with its own ``Tail``, an existing transition is followed or split instead of being made.
+Online construction: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text". For several texts at once,
+each has its own ``Tail``, and an existing transition is followed or split instead of being made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The memory of suffix decoding: what all requests have said, finished or running, shared by everybody who holds it.
 
 It is a lasting memory, with a bound, ``save`` and ``load``. The bound is in tokens and the oldest go first. An automaton cannot
-forget one text, so the memory is a queue of a few automata, each with its share of the bound; the newest one learns, and the
+forget one text, so the memory is a queue of a few automata, each with its share of the bound. The newest one learns, and the
 oldest is dropped whole when a new one is begun.
 """
 

@@ -1,7 +1,7 @@
 """Falcon: a layer that drafts a block of k tokens per pass, and the tree that goes with it.
 
 The nodes of the first k levels share the laws of the block that ends the text. A node whose depth is a multiple of k opens a
-block of its own: the k tokens on the way to it, with the k features of the block above, are its columns. So a tree of depth d
+block of its own. Its columns are the k tokens on the path to it, with the k features of the block above. So a tree of depth d
 takes d / k passes, where EAGLE takes d. (Gao et al. 2025, arXiv 2412.12639; the module is ``models/heads/falcon.py``, the
 blocks of a tree ``models/heads/falcon_levels.py``.)
 

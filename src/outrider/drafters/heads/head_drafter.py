@@ -1,8 +1,8 @@
 """Trees from trained heads: what all kinds of them have in common.
 
-Heads read hidden states that the target computed anyway: those of the prompt when a request starts, those of the accepted
-nodes after every round. From the last of them, and the token after it, a tree grows level by level through the same code as
-a draft model's: a static shape, or best-first, where candidates are ranked by log q + g and so know the target's noise
+Heads read hidden states that the target computed anyway: those of the prompt when a request starts, those of the accepted nodes
+after every round. From the last of them, and the token after it, a tree grows level by level through the same code as a draft
+model's. Its shape is static or best-first, where candidates are ranked by log q + g and so know the target's noise
 (docs/lossless.md, section 8).
 
     known at a round:  states of tokens 0 .. n - 2,  tokens 0 .. n - 1 (the last one is the root)      column c: (state c,
@@ -202,7 +202,7 @@ class HeadDrafter(Drafter, ABC):
         return None
 
     def _growing(self, context: Context, plan: Plan) -> Growing | None:
-        """What a native call grows the plan's tree by; None where native code has no such trees, or no such law."""
+        """The options with which a native call grows the plan's tree; None if native code lacks such trees, or such a law."""
         search, sampler, tempering = self._search, context.sampler, context.sampler.tempering
         if search is None or tempering is None or not (search.perturb or sampler.all_greedy):
             return None

@@ -1,4 +1,4 @@
-"""What a user may choose of trained heads: their folder, and how their trees grow."""
+"""User options of trained heads: their folder, and how their trees grow."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _LONGEST_CHAIN = 64
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Where the heads are, and what they grow."""
+    """Where the heads are, and how their trees grow."""
 
     heads: str | Head | None = None
     """Folder of the trained heads, or the heads themselves. The bundled target has its own."""
     target_folder: str | None = None
     """The target's folder, for published heads that use the target's embedding, norm or output matrix."""
     branching: tuple[int, ...] | str | None = None
-    """Number of children at each level ("4,2,2,1") for a static tree; "chain" for one path; "spine" for a static tree
-    around the likeliest path; "best-first" (the default) for a tree that follows the heads' confidence."""
+    """Number of children at each level ("4,2,2,1") for a static tree. The value "chain" grows one path, and "spine" a static
+    tree around the likeliest path. The value "best-first" (the default) grows a tree that follows the heads' confidence."""
     width: int = 8
     """Best-first: nodes expanded per level."""
     num_children: int = 8

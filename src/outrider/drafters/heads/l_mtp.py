@@ -1,7 +1,8 @@
-"""L-MTP: few heads that leap, asked at the last places of the text together, guess every place ahead.
+"""L-MTP: a few heads that skip tokens guess every place ahead, because they are evaluated at the last places of the text
+together.
 
-With stride 2, head i answers at the newest state for the second guess of a pair and at the state before it for the first: as
-many guesses as twice the heads, for nothing but a second small product. (Liu et al. 2025, arXiv 2505.17505.)
+With stride 2, head i answers at the newest state for the second guess of a pair and at the state before it for the first. So
+there are twice as many guesses as heads, for a second small product. (Liu et al. 2025, arXiv 2505.17505.)
 
     q(. | node at depth d) = softmax(W_i res_i(h_u)),      i = d div s,   u = newest - (s - 1 - d mod s)
 

@@ -1,6 +1,6 @@
 """Medusa: heads on the target's last state guess the next few tokens at once, and a tree combines their best candidates.
 
-Head k sees the state before the root and answers for the k-th guess, whatever the guesses before it were: all nodes of a
+Head k sees the state before the root and answers for the k-th guess, whatever the guesses before it were. So all nodes of a
 level share one law, and a whole tree costs one small matrix product per level. (Cai et al. 2024, arXiv 2401.10774.)
 
     q(. | node at depth d) = softmax(W_d res_d(norm(h)))            h: last state of the token before the root

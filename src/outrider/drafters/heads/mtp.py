@@ -1,8 +1,8 @@
 """Causal multi-token prediction: a chain of modules, each of which has read the whole text one token behind the one before it.
 
 Module k at place t reads module k - 1's state there and the token t + 1 + k. The newest token of a text therefore completes one
-column in *every* module, each a place earlier than in the module before; and so does a guess below the root, in the modules
-that can do without the target's states of guesses. (DeepSeek-V3, arXiv 2412.19437.)
+column in *every* module, each a place earlier than in the module before. So does a guess below the root, in the modules that
+can do without the target's states of guesses. (DeepSeek-V3, arXiv 2412.19437.)
 
     node at depth d:  s_k at place newest - (k - d), from s_{k-1} of the parent and the node's token,      k = d, d + 1 ..
                       q(. | node) = softmax(W norm_d(s_d))

@@ -1,6 +1,6 @@
 """Parallel multi-token prediction: a decoder layer for each of the next tokens, all over the same columns of the text.
 
-The layers read the text into a cache of their own and answer for every level of the tree in one pass, so all nodes of a level
+The layers read the text into a cache of their own and answer for every level of the tree in one pass. So all nodes of a level
 share one law. (Gloeckle et al. 2024, arXiv 2404.19737.)
 
     q(. | node at depth d) = softmax(W norm(layer_d(h)))

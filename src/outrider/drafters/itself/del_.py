@@ -1,9 +1,9 @@
 """DEL: early exit whose layer and draft length are chosen anew every round, from how well every exit would have done.
 
 Every few rounds the verifying pass shows its hidden states, and every exit's shadow token is compared with the target's at the
-verified positions (``exit_statistics.py``). The next rounds leave at the exit with most tokens per layer run, and stop after a
-guess less sure than what tells this exit's right guesses from its wrong ones. Where no exit pays, nothing is drafted.
-(Entezari Zarch et al. 2025, arXiv 2504.05598.)
+verified positions (``exit_statistics.py``). The next rounds leave at the exit with most tokens per layer run. They stop after a
+guess whose confidence is below the threshold that separates this exit's right guesses from its wrong ones. Where no exit pays,
+nothing is drafted. (Entezari Zarch et al. 2025, arXiv 2504.05598.)
 
     (l, d) = argmax TPL(l, d),      stop after guess k if  softmax(l_l + T g)[guess] < tau_l
 

@@ -15,8 +15,8 @@ from outrider.models.joint import ALONE
 def exit_twin(
     route: Route, shape: CapturedShape, target: Target, *, tree: TreeShape | None = None, threshold: float | None = None
 ) -> DeviceDrafter | None:
-    """The sublayers of ``route`` as part of a captured round: chains that end after a guess less sure than ``threshold``, or
-    trees. None where the target is divided: its other ranks know whole passes only."""
+    """The sublayers of ``route`` as part of a captured round. They draft chains that end after a guess below the ``threshold``,
+    or trees. None if the target is divided, because its other ranks know whole passes only."""
     fast = cast(Any, target)
     if fast.joint is not ALONE or not shape.guesses:
         return None
@@ -35,7 +35,8 @@ def exit_twin(
 def adapted_twin(
     adapter: Adapter, route: Route, shape: CapturedShape, target: Target, *, threshold: float
 ) -> DeviceDrafter | None:
-    """The same through a trained layer, whose keys stand in pages of their own; None where kernels lack the layer."""
+    """``exit_twin`` through a trained layer, which has pages of its own for its keys; None if kernels do not support the
+    layer."""
     fast = cast(Any, target)
     if fast.joint is not ALONE or not shape.guesses:
         return None

@@ -1,9 +1,9 @@
 """Draft & Verify: the target with some of its sublayers left out drafts for the target.
 
 A fixed set of attention and MLP sublayers is skipped while drafting; all others run on the target's own cache. Drafting stops
-after a guess the drafter is not sure of, and the threshold follows the *matchness*, the share of guesses that were accepted: it
-rises while too many are rejected and falls while drafts end early without need. (Zhang et al. 2023, arXiv 2309.08168. There the
-set is found by Bayesian optimisation; here by ``skip_search.find_skips``, or online by method ``swift``.)
+after a guess the drafter is not sure of, and the threshold follows the *matchness*, the share of guesses that were accepted. It
+rises while too many are rejected, and falls while drafts end early without need. (Zhang et al. 2023, arXiv 2309.08168. There
+the set is found by Bayesian optimisation; here by ``skip_search.find_skips``, or online by method ``swift``.)
 
     AR <- 0.5 AR + 0.5 accepted / drafted
     th' = th + 0.01  if AR < 0.9,    th  if the draft was as long as planned,    th - 0.01  otherwise
@@ -35,7 +35,7 @@ _RATE, _STEP, _INERTIA, _GOAL = 0.5, 0.01, 0.9, 0.9
 
 @dataclass(frozen=True)
 class DraftVerifyOptions:
-    """What is skipped, and which guesses are uncertain."""
+    """Which sublayers are skipped, and which guesses are uncertain."""
 
     skip_attention: tuple[int, ...] | str | None = None
     """Layers whose attention is skipped while drafting ("1,3,5" on the command line). Default: every second layer."""

@@ -1,7 +1,7 @@
 """Early exit: the target's first layers guess, its other layers check.
 
 What leaves layer E goes through the target's own final norm and head, and the tokens it says become the guesses. Keys, values
-and hidden states of the first E layers are those of the target, so the verifying pass takes the guesses up at layer E: drafting
+and hidden states of the first E layers are those of the target, so the verifying pass takes the guesses up at layer E. Drafting
 costs no work that is not needed anyway, and no memory. (Elhoushi et al. 2024, LayerSkip, arXiv 2404.16710, who train the target
 so that its early layers speak well; an ordinary target's hardly do.)
 

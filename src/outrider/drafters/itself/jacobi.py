@@ -1,10 +1,10 @@
 """Jacobi decoding: guess the next K tokens anyhow, and let the target correct all of them at once, again and again.
 
-The text is the fixed point of "every token is the target's choice after the tokens before it". One pass over K guesses
-yields the target's choice after each of them; the choices past the first wrong guess were made in a wrong context, but
-they are better than nothing and become the guesses of the next round (Jacobi's iteration for a triangular system; Song et
-al. 2021, arXiv 2002.03629; for translation and language models Santilli et al. 2023, arXiv 2305.10427). Sampling has a
-fixed point too: under the coupled rule the choice at a position is a function of what precedes it, the noise being fixed.
+The text is the fixed point of "every token is the target's choice after the tokens before it". One pass over K guesses yields
+the target's choice after each of them. The choices past the first wrong guess were made in a wrong context, but they are better
+than nothing. They become the guesses of the next round (Jacobi's iteration for a triangular system; Song et al. 2021, arXiv
+2002.03629; for translation and language models Santilli et al. 2023, arXiv 2305.10427). Sampling has a fixed point too: under
+the coupled rule the choice at a position is a function of what precedes it, the noise being fixed.
 
     guess[i + 1] <- choice(prefix, guess[1], ..., guess[i])      for all i in one pass; right once all before it are
 
@@ -34,8 +34,8 @@ class JacobiOptions:
     """How guesses are filled in at positions that the target has not scored yet."""
 
     fill: str = "follow"
-    """"follow": the token that last followed the previous guess in the request's text, else the previous guess again.
-    "repeat": always the previous guess, so that only the iteration itself finds tokens."""
+    """With "follow", the token that last followed the previous guess in the request's text, else the previous guess again. With
+    "repeat", always the previous guess, so that only the iteration itself finds tokens."""
 
     def __post_init__(self) -> None:
         check_one_of("fill", self.fill, _FILLS)

@@ -1,9 +1,9 @@
 """Double early exit: leave the target early, and stop drafting early.
 
-Guesses come from the target's first layers, as in ``early_exit``; a guess the exit is not sure of is the last of its round,
-so that doubtful guesses are not piled on each other. (Liu et al. 2024, Kangaroo, arXiv 2404.18911.) The exit speaks for
-itself, or through a trained adapter (``models/adapter.py``), a layer with keys and values of its own for every committed
-token: it reads the exit's states of the accepted tokens after each round, which the verifying pass has anyway.
+Guesses come from the target's first layers, as in ``early_exit``. A guess that the exit is not sure of is the last of its
+round, so that doubtful guesses do not pile up. (Liu et al. 2024, Kangaroo, arXiv 2404.18911.) The exit speaks for itself, or
+through a trained adapter (``models/adapter.py``), a layer with keys and values of its own for every committed token. After each
+round it reads the exit's states of the accepted tokens, which the verifying pass has anyway.
 
     stop after guess k if  softmax(l_E + T g)[guess] < eta        l_E: logits at the exit, g: the noise of a coupled guess
 

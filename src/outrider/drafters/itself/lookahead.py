@@ -1,10 +1,10 @@
 """Lookahead decoding: a window of Jacobi iterations runs ahead of the text, and the n-grams it passes through are guesses.
 
-Jacobi iteration seldom gets a token right at its place, but the sequences it runs through are often said a little later.
-So W columns of an N - 1 rows deep history of the iteration are kept in front of the text; each pass adds a row (the target's
-choice below every column), and every column, read downwards, is an n-gram of the target's own making. A pool keeps the last
-G n-grams for each first token; those that begin with the current token are verified in the same pass. (Fu et al. 2024,
-"Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", arXiv 2402.02057.)
+Jacobi iteration seldom gets a token right at its place, but the sequences it runs through are often said a little later. So W
+columns of the iteration's history, N - 1 rows deep, are kept in front of the text. Each pass adds a row: the target's choice
+below every column. Every column, read downwards, is an n-gram of the target's own making. A pool keeps the last G n-grams for
+each first token; those that begin with the current token are verified in the same pass. (Fu et al. 2024, "Break the Sequential
+Dependency of LLM Inference Using Lookahead Decoding", arXiv 2402.02057.)
 
     row 0     c  a1 a2 a3 ..      a chain below the root c           new[j] = argmax after the path  a1 .. aj, b_j, .., z_j
     row 1     b0 b1 b2 b3 ..      b_j below a_j                      pool[a_j] <- (b_j, .., z_j, new[j])

@@ -2,7 +2,7 @@
 
 The part runs on the target's cache: it reads the committed keys and values, writes those of the guesses behind them, and uses
 the target's own norm and head. Nothing is copied, there is no second cache and nothing to catch up with. Where the part is the
-first E layers whole, what they computed is exactly what the target needs there, and the verifying pass goes on from it: the
+first E layers whole, what they computed is exactly what the target needs there, and the verifying pass goes on from it. So the
 drafted layers are not run twice.
 
     q = law(head(norm(route(x)))),       verification: layers E .. L - 1 for the guesses, all layers for the last one
@@ -84,11 +84,10 @@ def draft_along(
 class UnsureStop(StopRule):
     """Ends a row after a guess of which the drafter is less sure than a threshold. The guess is kept.
 
-    How sure: the chance that the target agrees if the drafter's logits l were its own up to Gumbel errors of scale 1 (see
-    trees/candidates.py), given the noise g with which a coupled guess was made; without noise, the guess's probability.
+    Confidence is the probability that the target agrees if the drafter's logits l were its own up to Gumbel errors of scale 1
+    (see trees/candidates.py). It is conditioned on the noise g of a coupled guess. Without noise it is the guess's probability.
 
-        chance = softmax(l + T g)[guess]
-    """
+        chance = softmax(l + T g)[guess]"""
 
     def __init__(self, context: Context, thresholds: Sequence[float], *, draws: Draws) -> None:
         self.thresholds = list(thresholds)

@@ -1,6 +1,6 @@
 """A chain with side branches: beside every guess of a self-drafted chain stand the next best candidates, as leaves.
 
-The law that makes a guess also ranks the others, so siblings cost no drafting, only nodes of the verifying pass; a wrong guess
+The law that makes a guess also ranks the others, so siblings cost no drafting, only nodes of the verifying pass. A wrong guess
 is then often caught by its sibling, and the round ends one token later. The less sure a guess, the more siblings it gets.
 (SWIFT's candidate tree: Xia et al. 2024, arXiv 2410.06916.)
 

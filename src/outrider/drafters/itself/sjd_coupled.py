@@ -6,9 +6,9 @@ guess stays, and the window settles (So et al. 2025, "MC-SJD", arXiv 2510.24211:
 
     w_j = argmax(log P_j + g_j),   q_j <- P_j,   g_j fixed for the position j until it is written
 
-Lossless under rules that judge from the top down: nothing before place j depends on g_j, because laws are causal, so given
-all that decides whether place j is reached, its guess is a draw from q_j. A rule that looks ahead (block, traversal) stops
-because of later guesses, whose numbers are used again: it is refused. The numbers are not the target's own.
+Lossless under rules that judge from the top down: nothing before place j depends on g_j, because laws are causal. So given all
+that decides whether place j is reached, its guess is a draw from q_j. A rule that looks ahead (block, traversal) stops because
+of later guesses, whose numbers are used again: it is refused. The numbers are not the target's own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """SpecEE: every draft token leaves the target where a small predictor says that the layers above would change nothing.
 
-A guess climbs the target's layers. At some of them a predictor (``models/exit_predictor.py``) looks at what the exit says of
-its few likeliest tokens; where it trusts the exit, the climb ends and the exit's law makes the guess. The verifying pass takes
-all guesses up from there (``staircase.py``), so a layer is run once for a guess, however often it was asked.
-(Xu et al. 2025, arXiv 2504.08850, who do not verify; here the exit only drafts.)
+A guess climbs the target's layers. At some of them a predictor (``models/exit_predictor.py``) looks at the exit's few likeliest
+tokens. Where it trusts the exit, the climb ends and the exit's law makes the guess. The verifying pass takes all guesses up
+from there (``staircase.py``), so a layer is run once for a guess, however often it was asked. (Xu et al. 2025, arXiv
+2504.08850, who do not verify; here the exit only drafts.)
 
     exit(u) = first asked layer l with chance_l(x_l(u)) >= tau,     q(. | u) = law(head(norm(h_exit(u))))
 
@@ -11,8 +11,8 @@ Two levels say which layers are asked. Offline: those that most often were the f
 those near the exits of each row's last accepted guesses, and always the deepest. A guess that no predictor trusts is made at
 the deepest, and is the last of its row.
 
-Where to leave and when to stop rests on states, not on the guess that is drawn, and the last guess is kept (Lemma C of
-docs/lossless.md): lossless under every rule that is exact for the draws.
+Where to leave and when to stop depends on states, not on the guess that is drawn, and the last guess is kept (Lemma C of
+docs/lossless.md). So this is lossless under every rule that is exact for the draws.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ _BARE_EXITS = 8
 
 @dataclass(frozen=True)
 class SpecEEOptions:
-    """Which predictors are asked, how often, and how much trust is enough."""
+    """Which predictors are used, how often, and the confidence that is enough."""
 
     predictor: str | None = None
-    """Folder of a trained predictor (``outrider train specee``); none: an exit is trusted as far as it is sure."""
+    """Folder of a trained predictor (``outrider train specee``). Without one, an exit is trusted by its own confidence."""
     exits: tuple[int, ...] | str | None = None
-    """Without a predictor: layers that may be asked ("2,4,8" on the command line); about eight, evenly spread, if not given."""
+    """Layers to evaluate without a predictor ("2,4,8" on the command line). Default: about eight, evenly spread."""
     threshold: float = 0.5
-    """Tau: the chance from which on an exit is trusted."""
+    """Tau: the probability from which on an exit is trusted."""
     num_exits: int = 8
-    """Offline level: layers that are asked at all."""
+    """Offline level: number of layers that may be evaluated."""
     recent: int = 5
-    """Online level: accepted guesses of a row whose exits are remembered; 0 asks all layers of the offline level."""
+    """Online level: number of a row's accepted guesses whose exits are remembered. 0 evaluates all layers of the offline
+    level."""
     reach: int = 2
-    """Online level: how many asked layers below and above a remembered exit are asked too."""
+    """Online level: how many layers below and above a remembered exit are evaluated too."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -69,7 +70,7 @@ class SpecEEOptions:
 
 @dataclass
 class _Exits(RowState):
-    """Where each row's guesses left."""
+    """Exits of each row's guesses."""
 
     recent: list[tuple[int, ...]]
     """Exits of the last accepted guesses."""
@@ -95,7 +96,7 @@ class SpecEE(Drafter):
     ) -> None:
         self.target, self.judge, self.options, self.draws = target, judge, options, draws
         self.exits = judge.scheduled(options.num_exits)
-        """The offline level: layers that may be asked, ascending."""
+        """The offline level: layers that may be evaluated, ascending."""
 
     def start(self, rows: Sequence[Sequence[int]], taps: Mapping[int, list[Tensor]]) -> _Exits:
         del taps
@@ -119,7 +120,8 @@ class SpecEE(Drafter):
             state.recent[row] = seen[max(0, len(seen) - count) :]
 
     def layers_to_ask(self, recent: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The online level: exits near those of the rows' last guesses, and the deepest; all, if a row has none."""
+        """The online level: exits near those of the rows' last guesses, and the deepest one. All exits, if a row has no guesses
+        yet."""
         if not all(recent):
             return self.exits
         places, reach = {self.exits.index(layer) for row in recent for layer in row}, self.options.reach
@@ -164,19 +166,19 @@ class _Climb(StopRule):
         del depth, law
 
     def after(self, depth: int, law: Law, guesses: Tensor) -> list[bool]:
-        """A guess that nobody trusted is the last of its row."""
+        """End the rows whose guess no predictor trusted."""
         del depth, law, guesses
         return self._trusted.tolist()
 
     def _trusts(self, layer: int, logits: Tensor, before: Tensor | None) -> Tensor:
-        """[B] on the host: the predictor of this layer agrees to leave."""
+        """[B] on the host: whether the predictor of this layer agrees to leave."""
         judge, earlier = self._drafter.judge, None if before is None else before[:, -1]
         features = exit_features(logits[:, -1], earlier, judge.num_tokens)
         return (judge.chances(layer, features) >= self._drafter.options.threshold).cpu()
 
 
 def build(parts: Parts) -> Drafter:
-    """Builds the method with the predictor that the options name, or with the sureness of the exits."""
+    """Build the method with the predictor that the options name, or with the exits' own confidence."""
     target, options = layered(parts.target, "specee"), parts.options
     if options.predictor is None:
         judge: ExitJudge = SureExits(exit_layers(options.exits, target.num_layers, most=_BARE_EXITS))

@@ -1,8 +1,8 @@
 """A chain whose nodes have been through different numbers of the target's first layers.
 
-A node may stop climbing at any layer. When a later node goes further, it needs the keys and values of the earlier ones there,
-so those that stand at its layer climb with it, in the same pass. Earlier nodes are therefore never lower than later ones, and
-every layer is run once for every node: what a node was spared, the verifying pass does.
+A node may stop climbing at any layer. When a later node goes further, it needs the keys and values of the earlier ones there.
+So those that stand at its layer climb with it, in the same pass. Earlier nodes are therefore never lower than later ones, and
+every layer is run once for every node: the verifying pass runs the layers that drafting skipped.
 
     depths d_0 >= d_1 >= ... >= d_n;      climb(e): while d_n < e, all nodes at d_n go up to min(e, the depth before them)
 """
@@ -29,27 +29,27 @@ class Staircase:
         self._target, self._cache = target, cache
         self._states: list[Tensor] = []
         self.depths: list[int] = []
-        """Layers that each node has been through."""
+        """Number of layers that each node has passed."""
 
     def add(self) -> None:
-        """A new node, which has been through nothing."""
+        """Add a node, which has passed no layer yet."""
         self._states.append(torch.empty(0))
         self.depths.append(0)
 
     def climb(self, chain: TokenTree, layer: int) -> Tensor:
-        """[B, 1, H] the newest node after ``layer`` layers at least; ``chain`` holds all nodes."""
+        """[B, 1, H] states of the newest node after at least ``layer`` layers; ``chain`` holds all nodes."""
         while self.depths[-1] < layer:
             start = self.depths.index(self.depths[-1])
             self._lift(chain, start, layer if start == 0 else min(layer, self.depths[start - 1]))
         return self._states[-1]
 
     def resume(self, chain: TokenTree) -> Resume:
-        """Everything at the depth of the first node, for the verifying pass to go on from."""
+        """All nodes at the depth of the first one, from which the verifying pass goes on."""
         self.climb(chain, self.depths[0])
         return Resume(self.depths[0], torch.cat(self._states, 1))
 
     def _lift(self, chain: TokenTree, start: int, layer: int) -> None:
-        """Nodes ``start``.., which are level, up to ``layer``."""
+        """Move the nodes from ``start`` on, which are at one depth, up to ``layer``."""
         level, route = self.depths[start], Route.first(layer, self._target.num_layers)
         begun = Resume(level, torch.cat(self._states[start:], 1)) if level else None
         hidden = self._target.exit(chain, self._cache, route=route, start=start, begun=begun)

@@ -1,7 +1,7 @@
 """A memory of what the target last said after each token, shared by all requests of a method.
 
-The table outlives requests because what follows a token is much the same in all of them. Who wrote it in which order does not
-matter for the text; for reproducible speed every write is deterministic all the same.
+The table outlives requests because what follows a token is much the same in all of them. The order of writes does not matter
+for the text. Every write is deterministic all the same, for reproducible speed.
 
     successors[v] = ids of the k largest logits the target gave after token v, the largest first;  -1 while v is unknown
 """
@@ -18,7 +18,7 @@ from outrider.core.lasting_memory import LastingMemory
 
 @final
 class SuccessorTable(LastingMemory):
-    """Top-k successors of every token, with their logits. Rows never written are empty and say so."""
+    """Top-k successors of every token, with their logits. Rows that were never written are empty."""
 
     def __init__(self, vocab_size: int, num_successors: int, *, device: torch.device | str = "cpu") -> None:
         super().__init__()
@@ -27,13 +27,13 @@ class SuccessorTable(LastingMemory):
         self.ids = torch.full(shape, -1, dtype=torch.int64, device=device)
         """[V, k] successors, the likeliest first; -1 in an empty row."""
         self.logits = torch.zeros(shape, device=device)
-        """[V, k] the logits that came with them."""
+        """[V, k] the logits of these successors."""
         self.num_idle = 0
-        """Rounds that did not read it."""
+        """Number of rounds that did not read it."""
 
     @property
     def num_known(self) -> int:
-        """Tokens with successors."""
+        """Number of tokens with successors."""
         return int((self.ids[:, 0] >= 0).sum())
 
     def clear(self) -> None:
@@ -44,10 +44,8 @@ class SuccessorTable(LastingMemory):
 
     @torch.inference_mode()
     def write(self, tokens: Tensor, logits: Tensor, *, order: Tensor | None = None) -> None:
-        """Replace the rows of ``tokens`` [n] by the best of ``logits`` [n, V]; of a token that occurs twice, the last counts.
-
-        ``order`` names the entries to write and their sequence, where it is not that of the arguments.
-        """
+        """Replace the rows of ``tokens`` [n] by the best of ``logits`` [n, V]. If a token occurs twice, its last row counts.
+        ``order`` names the entries to write and their sequence, if it is not that of the arguments."""
         best = logits[:, : self.ids.shape[0]].topk(self.num_successors)
         ids, values = best.indices, best.values.to(self.logits.dtype)
         if order is not None:

@@ -1,7 +1,7 @@
-"""SWIFT: draft with the target minus some sublayers, and find out while generating which ones it can do without.
+"""SWIFT: drafts with the target minus some sublayers, and finds out during generation which ones it can do without.
 
 Rounds draft with the best skip set known. Until the search ends, every round also tries another set on a stretch of this very
-text, in one pass of the thinned target; a set that agrees more with the whole target takes over. The search belongs to the
+text, in one pass of the thinned target. A set that agrees more with the whole target takes over. The search belongs to the
 method and outlives requests, so a later one begins with what earlier ones found. (Xia et al. 2024, arXiv 2410.06916. Its code
 copies the whole cache for every draft and every trial; here drafting needs no copy, and trials one row, once per request.)
 
@@ -36,7 +36,7 @@ from outrider.drafters.itself.skip_search import Probe, SearchLimits, SkipSearch
 
 @dataclass(frozen=True)
 class SwiftOptions:
-    """What is skipped, how it is found, and which guesses are uncertain."""
+    """Which sublayers are skipped, how they are found, and which guesses are uncertain."""
 
     skip_share: float = 0.45
     """Share of the inner layers' sublayers that is skipped while drafting."""
@@ -159,7 +159,7 @@ class Swift(_Searching):
     shape: ClassVar = Shape.CHAIN
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Once the search has ended: until then every round tries another set on the host."""
+        """The twin of the best skip set, once the search has ended. Until then, every round tries another set on the host."""
         is_settled = self.draws is Draws.DETERMINISTIC and not self.memory.is_active
         return exit_twin(self.memory.route, shape, target, threshold=self.options.threshold) if is_settled else None
 

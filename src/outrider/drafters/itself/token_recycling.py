@@ -1,15 +1,15 @@
 """Token Recycling: what the target last said after a token is a good guess of what it will say after it now.
 
-Every scored node, right or wrong, comes with the target's whole opinion of what follows its token; ordinary speculation
-throws all of that away. Here the best few successors of each token are kept in a table over the vocabulary, and the next
-tree is read out of it level by level: the candidates of a node are the successors of its token. No weights, no model call;
-the table warms up on the prompt's own states. (Luo et al. 2024, "Turning Trash into Treasure", arXiv 2408.08696.)
+Every scored node, right or wrong, comes with the target's whole opinion of what follows its token; ordinary speculation throws
+all of that away. Here the best few successors of each token are kept in a table over the vocabulary. The next tree is read out
+of it level by level: the candidates of a node are the successors of its token. No weights, no model call; the table warms up on
+the prompt's own states. (Luo et al. 2024, "Turning Trash into Treasure", arXiv 2408.08696.)
 
     token[child] = M[token[parent], rank[child]]           drafting: one gather per level
     M[token[n]] <- top-k of the target's logits at n       after the pass, for every node n of the tree
 
-Which nodes are worth a place: by the rank of each guess on the way (the paper's static tree), or by the probability that
-was stored with it, which tells a sure successor from a doubtful one of the same rank:
+Nodes are chosen by the rank of each guess on the path (the paper's static tree), or by the stored probability. The latter tells
+a sure successor from a doubtful one of the same rank:
 
     value[child] = value[parent] * (0.65 * softmax(M logits)[rank] + 0.04 / (1 + rank));      keep the n largest
 
@@ -64,15 +64,15 @@ _WAYS = ("confidence", "ranks")
 
 @dataclass(frozen=True)
 class TokenRecyclingOptions:
-    """What is stored, and which of it is guessed. The plan sets the size of the tree (``num_tree_nodes``)."""
+    """Contents of the table, and the choice of guesses. The plan sets the size of the tree (``num_tree_nodes``)."""
 
     num_successors: int = 16
     """k: successors stored for each token. (The paper: 8.)"""
     grow: str = "confidence"
     """How nodes are chosen: by "confidence", the probabilities stored with the successors, or by "ranks", one static tree."""
     recycle_prompt: bool = True
-    """Also fill the table from the prompt's states. Costs the target's head once per distinct prompt token. Skipped if
-    the head cannot be run apart."""
+    """Whether the prompt's states fill the table too. This costs the target's head once per distinct prompt token. It is
+    skipped if the head cannot be run apart."""
     perturb: bool = True
     """When sampling at temperature T, rank a token's successors by logit + T g, where g is the target's noise at that
     position. The coupled rule chooses by the same noise. Turn off for rules that do not use it."""
@@ -176,7 +176,7 @@ class _Successors(ChildSource):
         return Children(ids[..., :count], chances[..., :count])
 
     def after(self, row: int, place: tuple[int, int]) -> list[tuple[int, float, tuple[int, int]]]:
-        """The same for one node, a token at a depth, with probabilities: each successor, and the place that it leads to."""
+        """Successors of one node, a token at a depth: token, probability, and the place that it leads to."""
         token, depth = place
         ids, scores = self.table.ids[token].tolist(), self.table.logits[token].tolist()
         if ids[0] < 0:
@@ -222,7 +222,7 @@ def _by_confidence(source: _Successors, plan: Plan) -> TokenTree:
 
 
 def _node_by_node(source: _Successors, plan: Plan) -> TokenTree:
-    """The likeliest open node of a row first, one after the other."""
+    """The tree of one row, grown from its likeliest open node, one after the other."""
     rows = []
     for row, root in enumerate(source.context.roots):
         limits = Limits(min(plan.max_depth[row], _MAX_DEPTH), plan.max_nodes[row])
@@ -231,7 +231,7 @@ def _node_by_node(source: _Successors, plan: Plan) -> TokenTree:
 
 
 def _level_by_level(source: _Successors, plan: Plan) -> TokenTree:
-    """The same for all rows together. Every level keeps as many nodes as a whole tree may have."""
+    """The trees of all rows together, level by level. Every level keeps as many nodes as a whole tree may have."""
     width = max(plan.max_nodes)
     max_depth = min(max(plan.max_depth), _MAX_DEPTH) if width else 0
     pool = grow_pool(source, width=width, num_children=source.table.num_successors, max_depth=max_depth, keep=width)

@@ -1,11 +1,11 @@
 """Staged speculation: the draft model's own chain is speculated by something cheaper still.
 
-A draft model of some size spends most of a round on one pass per guess. Its text is as predictable as the target's, so an
-inner drafter (an n-gram look-up, a smaller model) guesses several tokens, one pass of the draft model checks them, and what
-it would have guessed anyway is kept: the same round as the target's, one stage below. The draft is token for token that of
-``draft-model``, because the draft model's choice at every depth is made with that depth's own random numbers, whatever was
-guessed below it; only the passes it takes are fewer. (Spector & Re 2023, "Accelerating LLM Inference with Staged Speculative
-Decoding", arXiv 2308.04623; Chen et al. 2023, cascade speculative drafting, arXiv 2312.11462.)
+A draft model of some size spends most of a round on one pass per guess. Its text is as predictable as the target's. So an inner
+drafter (an n-gram look-up, a smaller model) guesses several tokens, and one pass of the draft model checks them. The guesses it
+would have made anyway are kept: it is the target's round, one stage below. The draft is token for token that of
+``draft-model``, with fewer passes. The draft model's choice at every depth is made with that depth's own random numbers,
+whatever was guessed below it. (Spector & Re 2023, "Accelerating LLM Inference with Staged Speculative Decoding", arXiv
+2308.04623; Chen et al. 2023, cascade speculative drafting, arXiv 2312.11462.)
 
     x_d = argmax log q(. | x_<d) + g_d,    g_d: the target's noise at that position (coupled), or the draft's own (sampled)
     a stage:  the inner drafter proposes a tree below x_1 .. x_m;  one pass gives the choices after all its nodes;

@@ -1,10 +1,11 @@
 """Several drafters, one tree: what each of them guesses is fused by longest common prefix under one budget.
 
-A retriever knows long copies, a draft model knows everything a little; their trees share a root, so they are merged like a
-trie: equal beginnings are stored once, the rest is appended. Places go where guesses are expected to be accepted, by
-statistics of every drafter that are kept per request and fade (``source_rates.py``); a drafter that finds nothing costs none,
-because those that leave most places empty are asked first. (Fusion: Quan et al. 2025, "RASD: Retrieval-Augmented Speculative
-Decoding", arXiv 2503.03434; Miao et al. 2023, SpecInfer's merged trees, arXiv 2305.09781. The arbitration is our own.)
+A retriever knows long copies, a draft model knows everything a little. Their trees share a root, so they are merged like a
+trie: equal beginnings are stored once, the rest is appended. Places go where guesses are expected to be accepted. This is
+estimated from statistics of every drafter that are kept per request and fade (``source_rates.py``). A drafter that finds
+nothing costs no places, because those that leave most places empty are asked first. (Fusion: Quan et al. 2025, "RASD:
+Retrieval-Augmented Speculative Decoding", arXiv 2503.03434; Miao et al. 2023, SpecInfer's merged trees, arXiv 2305.09781. The
+arbitration is our own.)
 
     places of i = how many of the largest chances, among i's and those of the drafters after it, are i's
     left <- left - new nodes of i

@@ -9,8 +9,8 @@ with siblings that differ, is ours.)
     coupled: the noise is the target's at that position;    sampled: x_i ~ norm(q_s without the elder children)
 
 A model is asked about a level only if one of its children is in it; the first model alone draws where nodes have one child.
-Lossless: under ``coupled`` and ``delta`` as any chosen tree, under ``recursive`` by Corollary B in docs/lossless.md: the law a
-guess is tested against may differ from sibling to sibling, as long as it is the law that guess was drawn from.
+Lossless: under ``coupled`` and ``delta`` as any chosen tree, under ``recursive`` by Corollary B in docs/lossless.md. The law
+that a guess is tested against may differ from sibling to sibling, as long as it is the law that guess was drawn from.
 """
 
 from __future__ import annotations

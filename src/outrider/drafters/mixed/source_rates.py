@@ -1,9 +1,9 @@
 """How far the guesses of one of several drafters can be trusted, measured while they work.
 
 The k-th guess a drafter makes in a round is accepted with some probability; it falls with k along a chain and faster over a
-tree. Both counts, made and accepted, fade a little every round, so the estimate follows the text, and a drafter that was
-given no place for a while is thought of as an unknown one again: forgetting is what makes it be tried anew. Where evidence
-is thin the k-th guess is expected to be to the one before it as this drafter's guesses have been so far.
+tree. Both counts, made and accepted, fade a little every round, so the estimate follows the text. A drafter that got no place
+for a while becomes an unknown one again, and so it is tried again. Where evidence is thin the k-th guess is expected to be to
+the one before it as this drafter's guesses have been so far.
 
     made_k, accepted_k  <-  (1 - 1/rounds) * made_k, accepted_k  +  what this round showed
     chance_k = min(chance_{k-1}, (accepted_k + w * fall * chance_{k-1}) / (made_k + w)),     chance_0 = 1

@@ -1,9 +1,9 @@
 """What every drafter with a model of its own does first: read the committed tokens its cache lacks.
 
-After a round the cache holds the guesses that were accepted and had been fed; the token the target added, and often the
+After a round the cache holds the guesses that were accepted and had been fed. The token that the target added, and often the
 last accepted guess, are still to be read. That is one or two tokens per row, read in one pass, and its last logits are the
-draft's opinion of what comes next. Prompts are read the same way, when a row is first drafted for: a drafter that is never
-asked reads nothing.
+draft's law of the next token. Prompts are read the same way when a row is first drafted for, so a drafter that is never asked
+reads nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def room(model: Target, tokens: Sequence[int], depth: int) -> int:
 
 
 def missing_from(model: Target, cache: Cache, context: Context, late: Sequence[int] = ()) -> list[list[int]]:
-    """Committed tokens of each row that the cache lacks, including the root of the next tree. Of ``late`` rows only the first
-    one. A round begins here."""
+    """Committed tokens of each row that the cache lacks, including the root of the next tree; of ``late`` rows only the first
+    one. Call it at the beginning of a round."""
     cache.settle()
     missing = [list(row[done : model.max_len]) for row, done in zip(context.tokens, cache.lengths, strict=True)]
     return [tokens[:1] if row in late else tokens for row, tokens in enumerate(missing)]
 
 
 def read_up(model: Target, cache: Cache, context: Context, most: int) -> list[int]:
-    """Read ``most`` tokens of the first row that lacks more than that. Those that lacked more are returned."""
+    """Read ``most`` tokens of the first row that lacks more than that. Returns the rows that lacked more."""
     missing = missing_from(model, cache, context)
     late = [row for row, tokens in enumerate(missing) if len(tokens) > most]
     if late:
@@ -50,8 +50,8 @@ def cut_back(cache: Cache, lengths: Sequence[int]) -> None:
 
 
 def catch_up(model: Target, cache: Cache, context: Context, late: Sequence[int] = ()) -> Tensor:
-    """[B, 1, V] logits after each row's last committed token. Commits all of them, the root of the next tree included. Of
-    ``late`` rows, whose logits nobody wants, one token is read."""
+    """[B, 1, V] logits after each row's last committed token. Commits all tokens, the root of the next tree included. Of
+    ``late`` rows, whose logits are not needed, one token is read."""
     missing = missing_from(model, cache, context, late)
     if max(len(row) for row in missing) > _MOST_SCORED:  # no logits for many tokens nobody guesses after
         model.prefill([row[:-1] for row in missing], cache)

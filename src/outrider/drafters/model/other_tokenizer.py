@@ -1,8 +1,8 @@
 """What drafters with a tokenizer of their own have in common: a draft model that reads the target's text in its own tokens.
 
-Every round the end of the committed text is translated anew. Mostly that adds a few tokens to what the draft's cache holds;
-where the draft's tokenizer now cuts the last word otherwise, or guesses were rejected, the cache is cut back to the part that
-is still right. So nothing has to be undone when guesses fail, and the cache is always that of the text itself.
+Every round the end of the committed text is translated anew. Mostly that adds a few tokens to the draft's cache. Where the
+draft's tokenizer now cuts the last word otherwise, or guesses were rejected, the cache is cut back to the part that is still
+right. So nothing has to be undone when guesses fail, and the cache is always that of the text itself.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """RSD-S: a beam of W sampled paths, drawn without replacement along whole sequences.
 
 Sampling children node by node may spend the budget on the children of unlikely nodes. A stochastic beam draws W *paths* per
-level without replacement: every path carries its log-probability phi and a Gumbel-perturbed score G, children's scores are
+level without replacement. Every path carries its log-probability phi and a Gumbel-perturbed score G. Children's scores are
 drawn given that their largest is the parent's, and the W largest scores of a level are kept. Siblings stand in the order of
-their scores, which is the order of sequential draws without replacement. (Jeon et al. 2024, "Recursive Speculative
-Decoding", arXiv 2402.14160; stochastic beam search: Kool, van Hoof & Welling 2019, arXiv 1903.06059.)
+their scores, which is the order of sequential draws without replacement. (Jeon et al. 2024, "Recursive Speculative Decoding",
+arXiv 2402.14160; stochastic beam search: Kool, van Hoof & Welling 2019, arXiv 1903.06059.)
 
     g_v = phi + log q(v) + Gumbel,   Z = max g;     s_v = G - g_v + log(1 - exp(g_v - Z))
     score_v = G - max(s_v, 0) - log(1 + exp(-|s_v|))          the largest child inherits G
 
-Lossless under ``recursive`` (and ``coupled``): given the elder siblings, *which* token comes next does not depend on the
-score it comes with (the argmax of Gumbel-perturbed numbers does not depend on their maximum), so whether it gets a place in
-the beam does not depend on which token it is. Not under ``traversal``: places below one branch depend on tokens of the
-others, and traversal has seen those places before it judges the others. A budget cuts whole levels or the width of all
-levels, never single nodes, for the same reason.
+Lossless under ``recursive`` (and ``coupled``). Given the elder siblings, *which* token comes next does not depend on the score
+it comes with: the argmax of Gumbel-perturbed numbers does not depend on their maximum. So whether it gets a place in the beam
+does not depend on which token it is. Not under ``traversal``: places below one branch depend on tokens of the others, and
+traversal has seen those places before it judges the others. A budget cuts whole levels or the width of all levels, never single
+nodes, for the same reason.
 """
 
 from __future__ import annotations

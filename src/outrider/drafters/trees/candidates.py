@@ -1,14 +1,14 @@
 """The children of a node: which tokens, in which order, and how likely each is to be the target's own choice.
 
-*Coupled* candidates are the top-k of log q + g, where g is the target's noise at that output position: the target will
-say argmax(log p + g), and the draft's log q is its estimate of log p. Sampled candidates are the top-k of log q + noise of
-the draft's own, which are draws from q without replacement in draw order (Gumbel-top-k, Kool et al. 2019, arXiv
-1903.06059), or independent draws. Where the temperature is 0 the candidates are the top-k of log q, whatever the draws: a
-greedy target is lossless with any guesses (Lemma D of docs/lossless.md).
+*Coupled* candidates are the top-k of log q + g, where g is the target's noise at that output position. The target will say
+argmax(log p + g), and the draft's log q is its estimate of log p. Sampled candidates are the top-k of log q + noise of the
+draft's own, which are draws from q without replacement in draw order (Gumbel-top-k, Kool et al. 2019, arXiv 1903.06059), or
+independent draws. Where the temperature is 0 the candidates are the top-k of log q, whatever the draws: a greedy target is
+lossless with any guesses (Lemma D of docs/lossless.md).
 
-The chance that a coupled candidate is right, which best-first trees need: suppose the draft's logits are the target's plus
-independent Gumbel errors of scale tau (in units of the logits at temperature 1). Then, given the noise, the target's choice
-at temperature T is argmax(l + T g + tau g'), where l are the draft's logits and g' fresh Gumbel numbers, so
+Best-first trees need the probability that a coupled candidate is right. Suppose the draft's logits are the target's plus
+independent Gumbel errors of scale tau (in units of the logits at temperature 1). Then, given the noise, the target's choice at
+temperature T is argmax(l + T g + tau g'), where l are the draft's logits and g' fresh Gumbel numbers, so
 
     P(target says v | l, g) = softmax((l + T g) / tau)[v]
 

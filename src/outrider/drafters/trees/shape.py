@@ -1,9 +1,9 @@
 """Static trees: which of a node's first, second ... candidates have candidates of their own.
 
-A node is a path of ranks: (0, 2) is the third child of the first child of the root. A shape is a set of such paths closed
-under "parent" and "elder sibling", in breadth-first order. It is fixed before anything is drawn, so it may be used with
-every way of drawing (Lemma C of docs/lossless.md), and so may a smaller one: a budget keeps the cheapest nodes, where a
-node costs 1 + rank more than its parent.
+A node is a path of ranks: (0, 2) is the third child of the first child of the root. A shape is a set of such paths closed under
+"parent" and "elder sibling", in breadth-first order. It is fixed before anything is drawn, so it may be used with every way of
+drawing (Lemma C of docs/lossless.md). So may a smaller one: a budget keeps the cheapest nodes, where a node costs 1 + rank more
+than its parent.
 
     branching (2, 2)  =  {(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)}
 """

@@ -1,8 +1,8 @@
 """A trie of guesses below a root, and two ways to fill it from "what may come next, and how likely".
 
 Equal beginnings are one node, so the guesses of several sources share what they agree on. A source is a function from a place
-to its continuations (token, probability, place after it), best first. Following the first one each time gives a chain; taking
-the most probable open node each time gives the tree of a given size with the largest sum of path probabilities, which is the
+to its continuations (token, probability, place after it), best first. Following the first one each time gives a chain. Taking
+the most probable open node each time gives the tree of a given size with the largest sum of path probabilities. That sum is the
 expected number of accepted guesses if the source is right.
 
     prob(node) = prob(parent) * P(token | parent),    score = sum of prob over the nodes
@@ -21,7 +21,7 @@ Place = TypeVar("Place")
 Continuations = Sequence[tuple[int, float, Place]]
 
 Row = tuple[list[int], list[int]]
-"""Tokens and parents of one row, the root first: what ``TokenTree.of_rows`` takes."""
+"""Tokens and parents of one row, the root first, as ``TokenTree.of_rows`` takes them."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     plan -> propose -> score -> walk -> commit
 
 ``PathEngine.step`` is that sentence, as ``Engine.step`` is for ids. It has a loop of its own because a token here is a vector
-and a law is a denoiser: trees, laws, verdicts and requests of the engine hold ids and logits (record 0088).
+and a law is a denoiser. Trees, laws, verdicts and requests of the engine hold ids and logits (record 0088).
 
 The first tokens may be the target's alone (``prefill``): the paper found the draft worst there.
 """

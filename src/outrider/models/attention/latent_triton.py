@@ -43,8 +43,8 @@ from outrider.models.gpu.limits import stages_that_fit
 def attend_latents(
     queries: Tensor, latents: Tensor, rows: Rows, *, sights: Sights, cut: KeySplit, scale: float, rank: int
 ) -> Tensor:
-    """[B, N, Hq, rank] from absorbed queries [B, N, Hq, rank + rope] and the latents of a layer, pages [P, 1, L, rank + rope]
-    or rows [R, 1, S, rank + rope], into which the nodes' own are already written."""
+    """[B, N, Hq, rank] from absorbed queries [B, N, Hq, rank + rope] and the latents of a layer. Latents are pages [P, 1, L,
+    rank + rope] or rows [R, 1, S, rank + rope], into which the nodes' own are already written."""
     batch_size, num_nodes, num_heads, width = queries.shape
     whole = cut.num_pieces == 1
     shape = (batch_size, 1, cut.num_pieces, num_nodes * num_heads)

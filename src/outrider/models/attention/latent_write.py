@@ -46,9 +46,9 @@ def parts_of(rows: Tensor, dims: int) -> tuple[int, int]:
 def write_latents(
     down: Tensor, heads: Tensor, queries: Tensor, memory: Tensor, rows: Rows, *, sights: Sights, entering: Entering
 ) -> None:
-    """Latents and rotated keys are the last ``rank + rope`` columns of ``down`` [B, N, ..], query heads the first columns of
-    ``heads`` [B, N, ..]; both may be in parts [parts, B, N, ..] yet to be added up. Fills the ends of ``queries`` [B, N, Hq,
-    rank + rope], and slots ``lengths[b] + start + n`` of ``memory`` [R, 1, S, rank + rope] or of pages."""
+    """Latents and rotated keys are the last ``rank + rope`` columns of ``down`` [B, N, ..], query heads are the first columns
+    of ``heads`` [B, N, ..]. Both may be in parts [parts, B, N, ..] that are yet to be added up. Fills the ends of ``queries``
+    [B, N, Hq, rank + rope], and slots ``lengths[b] + start + n`` of ``memory`` [R, 1, S, rank + rope] or of pages."""
     batch_size, num_nodes, num_heads, width = queries.shape
     rank, turned = len(entering.norm), width - len(entering.norm)
     (down_parts, down_step), (head_parts, head_step) = parts_of(down, 3), parts_of(heads, 3)

@@ -1,7 +1,7 @@
 """Queries and keys as attention takes them, in one kernel: parts added up, bias, norm, rotation; keys and values are written.
 
-Norms of queries and keys come in three spans: a weight for all heads (Qwen3), one for each (Cohere, StableLM), or a norm over
-all heads of a node together (OLMo-2), for which every program reads the node's whole row once more.
+Norms of queries and keys come in three spans: a weight for all heads (Qwen3), one for each head (Cohere, StableLM), or one norm
+over all heads (OLMo-2). For the last, every program reads the node's whole row once more.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals, and are long
@@ -30,7 +30,8 @@ class QueryNorms(NamedTuple):
     keys: Tensor
     eps: float
     span: str = "head"
-    """As in ``ModelConfig.qk_norm_span``: all heads share a weight, each has its own, or a node's heads are one vector."""
+    """Span of a norm, as in ``ModelConfig.qk_norm_span``: all heads share a weight, each has its own, or a node's heads are one
+    vector."""
     kind: str = "rms"
     """RMS norm, or "layer" norm."""
 
@@ -48,10 +49,10 @@ def rotate_and_write(
     bias: Tensor | None = None,
     norms: QueryNorms | tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor:
-    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D], or of [parts, B, N, ..] yet to be added up (the nodes of a
-    part stand together, the parts need not); rotated keys and the values go to slots ``lengths[b] + start + n``. ``tables`` are
-    cosines and signed sines [S, D], None for a layer without positions; ``norms`` are those of queries and keys (three values:
-    one weight per head, RMS)."""
+    """Rotated queries [B, N, Hq, D] out of [B, N, (Hq + 2 Hkv) * D], or of [parts, B, N, ..] yet to be added up. (The nodes of
+    a part stand together, the parts need not.) Rotated keys and the values go to slots ``lengths[b] + start + n``. ``tables``
+    are cosines and signed sines [S, D], None for a layer without positions; ``norms`` are those of queries and keys (three
+    values: one weight per head, RMS)."""
     keys, values = memory
     batch_size, num_nodes, width = qkv.shape[-3:]
     num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]

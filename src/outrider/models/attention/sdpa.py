@@ -1,12 +1,12 @@
 """Attention of the N nodes of each row over [committed tokens | nodes], with PyTorch's scaled-dot-product kernels.
 
-Node i of row b sees every committed token of its row and those nodes that are its ancestors or itself; a sliding window
-further hides what lies ``window`` or more *positions* back, where a node's position is the row's length plus its depth. What
-may be seen is worked out once per pass and shared by the layers (a ``Sight`` per window). The queries that share a key head
-are folded into the length dimension, [B, Hkv, G * N, D], so that keys are never expanded.
+Node i of row b sees every committed token of its row and those nodes that are its ancestors or itself. A sliding window further
+hides what lies ``window`` or more *positions* back, where a node's position is the row's length plus its depth. What may be
+seen is worked out once per pass and shared by the layers (a ``Sight`` per window). The queries that share a key head are folded
+into the length dimension, [B, Hkv, G * N, D], so that keys are never expanded.
 
-Three shapes of growing generality: one node on level rows sees everything, so there is no mask; a chain on level rows has a
-mask that depends on slot minus length alone, so it is a slice of one made earlier; anything else is built from the tree.
+Three shapes of growing generality: One node on level rows sees everything, so there is no mask. A chain on level rows has a
+mask that depends on slot minus length alone, so it is a slice of one made earlier. Any other mask is built from the tree.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale
 
 
 def attend_softcapped(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float, cap: float) -> Tensor:
-    """The same with scores squashed into (-cap, cap), which no fused kernel does: written out."""
+    """Attention whose scores are squashed into (-cap, cap), written out because no fused kernel does that."""
     if sight.begin:
         keys, values = keys[:, :, sight.begin :], values[:, :, sight.begin :]
     scores = torch.matmul(queries, keys.transpose(2, 3)).mul_(scale / cap).tanh_().mul_(cap)
@@ -63,7 +63,7 @@ def attend_softcapped(queries: Tensor, keys: Tensor, values: Tensor, *, sight: S
 
 
 def attend_with_sinks(queries: Tensor, keys: Tensor, values: Tensor, *, sight: Sight, scale: float, sinks: Tensor) -> Tensor:
-    """The same beside ``sinks`` [Hq], a score per query head that takes its share of the softmax and adds nothing."""
+    """Attention beside ``sinks`` [Hq], a score per query head that takes its share of the softmax and adds nothing."""
     if sight.begin:
         keys, values = keys[:, :, sight.begin :], values[:, :, sight.begin :]
     scores = torch.matmul(queries, keys.transpose(2, 3)).float().mul_(scale)

@@ -10,7 +10,8 @@ from outrider.models.gpu.tuned import choices, cut_key
 _ENOUGH = 128
 """Programs that keep the device busy."""
 _ENOUGH_FOR_LATENTS = 64
-"""The same where every program may read a whole text: results of pieces take memory that grows with heads, nodes and text."""
+"""Programs that keep the device busy if each may read a whole text. Partial results take memory that grows with heads, nodes
+and pieces."""
 HEADS_OF_A_TILE = 16
 """Query heads that one program of latent attention looks with, all of one node."""
 

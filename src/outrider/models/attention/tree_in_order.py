@@ -2,7 +2,7 @@
 
 Keys below the last full tile of committed tokens are the same for all nodes, and are worked out for all of them together. What
 is left, at most a tile of text and the node's ancestors, is gathered for each node along its path, tile by tile as one-token
-decoding would meet it; pieces are then joined one after the other. So a node's numbers are those of plain decoding, bit for
+decoding would meet it. Pieces are then joined one after the other. So a node's numbers are those of plain decoding, bit for
 bit, wherever in a tree it stands. (On a chain keys stand in that order anyway: it keeps the kernels of ``tree_triton.py``.)
 
     slot(j) = j below the root,   root + path[j - root] from there on;      tiles at multiples of BK, pieces of PIECE_LEN

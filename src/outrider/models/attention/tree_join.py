@@ -3,8 +3,8 @@
     o = sum_c exp(m_c - m) o_c / sum_c exp(m_c - m) l_c,      m = max_c m_c
 
 Pieces at fixed places are joined one after the other, to blocks and blocks to the whole, so that a piece in which nothing is
-seen changes no bit; on chains the kernel that fills them does that itself (``finish_tile``). Other pieces are all loaded before
-the first sum, which is faster. ``tree_triton.py`` fills the pieces.
+seen changes no bit. On chains, the kernel that fills them does that itself (``finish_tile``). Other pieces are all loaded
+before the first sum, which is faster. ``tree_triton.py`` fills the pieces.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals

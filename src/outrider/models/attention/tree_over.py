@@ -79,8 +79,8 @@ def over_slots(
     BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
-    """Queries over the slots between two: the fold of whole pieces and the open one, peak, weight and total of each; and where
-    the slots end of which anything was read."""
+    """Attention of queries over the slots between two. Returns the fold of whole pieces and the open piece, with peak, weight
+    and total of each, and the end of the slots that were read."""
     row, head, length, start, common, num_slots = of
     low, high = between
     top, norm, sums = nothing_seen(BQ, D)  # of the pieces that are whole

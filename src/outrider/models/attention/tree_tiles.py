@@ -2,8 +2,8 @@
 
     m' = max(m, max s),   l' = l exp(m - m') + sum exp(s - m'),   o' = o exp(m - m') + exp(s - m') v
 
-Sums and products that more than one kernel takes are written as fused multiply-adds, so that no compiler fuses them one way
-here and another way there: results are compared bit by bit.
+Sums and products that more than one kernel takes are written as fused multiply-adds, so that no compiler fuses them differently
+in two kernels. Results are compared bit by bit.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -104,8 +104,8 @@ class KeySplit:
     folds_above: int = 1 << 30
     """Slots of a row above which a program folds ``BLOCK`` pieces at a time, where these have a length. It changes no bit."""
     tail_queries: int = 16
-    """Attention in the order of the text: rows of the tile that a node's own end of the keys is read with, by as many warps as
-    there are sixteens of them, so that every tile adds up a row's weights in the same order."""
+    """Attention in the order of the text: rows of the tile with which a node's own end of the keys is read. It has a warp for
+    each sixteen rows, so that every tile adds up a row's weights in the same order."""
 
 
 def paths_of(ancestors: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def attend_block(
 def attend_scores(
     s, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
 ):  # fmt: skip
-    """The same from scores; peaks are of scaled ones. ``cap`` bounds them where CAPPED."""
+    """Join a tile of values from its scores. Peaks are of scaled scores. ``cap`` bounds them where CAPPED."""
     unit = scale
     if CAPPED:
         s = cap - 2.0 * cap / (1.0 + tl.exp2(s * (scale * 2.8853900817779268 / cap)))  # cap tanh(scale s / cap)
@@ -156,7 +156,7 @@ def drained(sinks, heads, is_query, top, norm, total, SINKS: tl.constexpr):
 
 @triton.jit
 def joined(top, norm, sums, peak, weight, total):
-    """What was joined so far with one more piece; one in which nothing is seen changes nothing."""
+    """Join one more piece to what was joined so far. A piece in which nothing is seen changes nothing."""
     new_top = tl.maximum(top, peak)
     safe = tl.where(new_top == float("-inf"), 0.0, new_top)
     old, new = tl.exp2(top - safe), tl.exp2(peak - safe)
@@ -241,7 +241,7 @@ def origin_of(length, start, CHAIN: tl.constexpr, WINDOW: tl.constexpr, BK: tl.c
 
 @triton.jit
 def in_window(seen, depths, query, node, slots, length, start, is_query, CHAIN: tl.constexpr, WINDOW: tl.constexpr):
-    """What is left of [BQ, BK] ``seen`` in the window; nodes of a tree see one another whatever it is."""
+    """The part of [BQ, BK] ``sight`` that is in the window. Nodes of a tree see one another whatever the window is."""
     if WINDOW == 0:
         return seen
     if CHAIN:

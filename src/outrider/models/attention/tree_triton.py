@@ -8,9 +8,9 @@ a bit per pair, 64 to a word (SpecInfer's topology mask, Miao et al. 2023, arXiv
     joined:   o = sum_c exp(m_c - m) o_c / sum_c exp(m_c - m) l_c                       m = max_c m_c
 
 Slots of a row are found through ``Rows``: row number times capacity (contiguous), or a table of pages. Pieces are ``piece_len``
-slots at fixed places (results then do not depend on what else is in the pass: on a chain they are those of one-token decoding,
-bit for bit), or as many equal ones as keep the device busy. Those at fixed places on a chain are joined where they were worked
-out, by the last program of a tile to end. The oracle is ``sdpa.py``.
+slots at fixed places, or as many equal ones as keep the device busy. At fixed places, results do not depend on what else is in
+the pass. On a chain they are then those of one-token decoding, bit for bit. Those at fixed places on a chain are joined where
+they were worked out, by the last program of a tile to end. The oracle is ``sdpa.py``.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -75,7 +75,7 @@ def attend_tree(
     bounds: Bounds = NO_BOUNDS,
 ) -> Tensor:
     """[B, N, Hq, D] from rotated queries of that shape and the keys and values of a layer, [R, Hkv, S, D] (pages: [P, Hkv, L,
-    D]), into which the nodes' own are already written, at slots ``lengths[b] + start``.. of each row."""
+    D]). The nodes' own are already written into them, at slots ``lengths[b] + start``.. of each row."""
     keys = memory[0]
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]

@@ -1,9 +1,9 @@
 """Tree attention of many nodes: the same pieces as ``tree_triton.py``'s kernel makes, with softmax and products side by side.
 
-With a hundred queries and more to a key head the work is no longer reading: a tile's two products and its softmax take about
-as long as each other, and one after the other they leave the tensor cores idle half of the time. Here one warp fetches keys
-and values, and two groups of warps take 64 queries each; while one works out its weights, its own second product and those of
-the other group run (Shah et al. 2024, "FlashAttention-3", arXiv 2407.08608).
+With a hundred queries and more per key head, memory is no longer the limit. A tile's two products and its softmax take about
+equally long, and one after the other they leave the tensor cores idle half of the time. Here one warp fetches keys and values,
+and two groups of warps take 64 queries each. While one group computes its weights, its own second product and those of the
+other group run (Shah et al. 2024, "FlashAttention-3", arXiv 2407.08608).
 
     step i of a group:   S = Q K_i^T  and  O += P V_(i-1)  start;   S ends;   P' = exp2(S - m);   O ends;   O *= shrink, P = P'
 

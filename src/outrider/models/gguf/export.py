@@ -1,8 +1,8 @@
 """A model folder as a GGUF file for llama.cpp: a draft model that was trained here drafts there (``--model-draft``).
 
 What ``convert.py`` undoes is done here, for the families in which nothing else differs: llama (rotary pairs stand next to each
-other), qwen2 and qwen3. The tokenizer must be a byte-level BPE that cuts words in one of the ways llama.cpp has a name for;
-that is tried on probes, since a wrong name would cut some words differently and nobody would notice.
+other), qwen2 and qwen3. The tokenizer must be a byte-level BPE that splits words in one of the ways that llama.cpp has a name
+for. This is tested on sample texts, because a wrong name would split some words differently without an error.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ also a second layer of per-group scales, in some an offset m), and its weights a
 Every function takes raw bytes [num_blocks, block_bytes] and returns float32 weights [num_blocks, block_len]. The
 arithmetic keeps ggml's order of operations, so the results are bit for bit those of its reference code.
 
-NumPy, not PyTorch: its operations on a chunk run in the calling thread, so a thread per chunk uses every core without
-the hundreds of barriers that PyTorch's parallel loops would cost here (ten times slower on a machine that is busy).
+This uses NumPy, not PyTorch. NumPy's operations on a chunk run in the calling thread, so a thread per chunk uses every core.
+PyTorch's parallel loops would cost hundreds of barriers (ten times slower on a busy machine).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ types in ``STORED`` stay, in the embedding too, and so do floats of 16 bits; mat
 that the decoder joins (query, key and value; gate and up) may differ in type, but either all of them stay or none. Floats are
 joined with their own type only.
 
-``multiply`` is the arithmetic of the native pass in PyTorch, the reference it is tested against: inputs are rounded to 8 bits,
+``multiply`` is the arithmetic of the native pass in PyTorch, the reference it is tested against. Inputs are rounded to 8 bits,
 32 at a time with a scale of their own. So does llama.cpp, except that it rounds 256 at a time for the K types.
 ``multiply_in_halves`` is that of F16 matrices on processors that add numbers of 16 bits.
 """

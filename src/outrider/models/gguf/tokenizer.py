@@ -35,7 +35,7 @@ def _by_word(digits: str) -> str:
 
 
 def _by_case(digits: str, suffix: str) -> str:
-    """The same, with words also cut where small letters turn to capitals."""
+    """Word pattern that also splits where small letters turn to capitals."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     words = f"{lead}{CAPITALS}*{SMALL}+{suffix}|{lead}{CAPITALS}+{SMALL}*{suffix}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" + ENDINGS

@@ -1,4 +1,4 @@
-"""The fast path on a GPU: the same Target, with fused kernels and graphs. Its oracle is ``models/decoder.py``."""
+"""The fast path on a GPU: the ``Target`` interface with fused kernels and CUDA graphs. Its oracle is ``models/decoder.py``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from outrider.models.gpu.known import missing_features
 from outrider.models.joint import ALONE, Joint
 
 NUMERICS = ("auto", "invariant", "fast")
-"""``invariant``: the scores of a node do not depend on what shares its pass. ``fast``: near ties may fall otherwise. ``auto``
-is invariant for matrices of 16 bits, where that costs little, and fast for those of fewer."""
+"""Modes of arithmetic. With ``invariant``, the scores of a node do not depend on what shares its pass. With ``fast``, near ties
+may fall differently. ``auto`` is invariant for matrices of 16 bits, where that costs little, and fast for fewer bits."""
 
 
 def gpu_decoder(
@@ -29,8 +29,8 @@ def gpu_decoder(
     page_len: int = 0,
     joint: Joint = ALONE,
 ) -> LayeredTarget | None:
-    """The fast decoder where model, type and device allow it, with matrices rounded to ``bits``; None elsewhere. ``page_len`` 0
-    leaves the tokens of a page of keys to it. With a ``joint`` it is one rank's share."""
+    """The fast decoder, if model, type and device allow it, with matrices rounded to ``bits``; otherwise None. With
+    ``page_len`` 0 it chooses the tokens of a page itself. With a ``joint`` it is one rank's share."""
     check_numerics(numerics)
     if not can_run(config, weights.dtype, weights.embedding.device, bits=bits):
         return None
@@ -43,31 +43,31 @@ def gpu_decoder(
 
 
 def check_numerics(numerics: str) -> None:
-    """Refuse a name that means nothing."""
+    """Refuse an unknown name."""
     if numerics not in NUMERICS:
         raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, bits: int = 16) -> bool:
-    """The fast decoder knows this model, and the device can run its kernels."""
+    """Whether the fast decoder supports this model, and the device can run its kernels."""
     return not missing_features(config, bits) and dtype in (torch.bfloat16, torch.float16) and runs_kernels(device)
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Whether the device can run the kernels here, and there is triton to compile them."""
+    """Whether the device can run the kernels here, and triton is there to compile them."""
     there = device.type == "cuda" and torch.version.hip is None and importlib.util.find_spec("triton") is not None
     return there and (not torch.cuda.is_available() or (not _is_too_old(device) and not _why_triton_fails()))
 
 
 def _is_too_old(device: torch.device) -> bool:
-    """Before Ampere there is no bfloat16 arithmetic, nor copies that need not wait."""
+    """Whether the device is older than Ampere, which lacks bfloat16 arithmetic and asynchronous copies."""
     return torch.cuda.get_device_capability(device) < (8, 0)
 
 
 @functools.cache
 def _why_triton_fails() -> str:
-    """What keeps triton from the device, said once in a warning; nothing where it runs. Triton compiles its own way to the
-    driver first, so it needs a C compiler and the headers of Python."""
+    """The reason why triton cannot use the device, reported once in a warning; None if it works. Triton first compiles its own
+    driver binding, so it needs a C compiler and the headers of Python."""
     from triton.runtime import driver  # pyright: ignore[reportMissingImports]
 
     try:

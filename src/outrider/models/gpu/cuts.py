@@ -1,4 +1,4 @@
-"""How the keys of a pass are cut into pieces, in layers of each window."""
+"""How the keys of a pass are cut into pieces, for layers of each window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.models.features import ModelConfig
 
 
 def bounds_of(config: ModelConfig, layers: Sequence[LayerWeights]) -> list[Bounds]:
-    """What limits the attention of every layer. A window as long as the context is none."""
+    """The window of every layer. A window as long as the context counts as none."""
     windows = [0 if window is None or window >= config.max_len else window for window in config.windows]
     cap = config.attention_softcap or 0.0
     return [Bounds(window, cap, layer.sinks) for window, layer in zip(windows, layers, strict=True)]
@@ -26,12 +26,12 @@ class Cuts:
     """The cuts of one decoder."""
 
     def __init__(self, config: ModelConfig, bounds: Sequence[Bounds], *, is_invariant: bool, is_wide: bool) -> None:
-        """``bounds`` are those of the layers. ``is_wide``: the kernel for many queries can be had."""
+        """``bounds`` are the windows of the layers. ``is_wide`` says that the kernel for many queries is available."""
         self._config, self._is_invariant, self._is_wide = config, is_invariant, is_wide
         self._kinds = list({each.window: each for each in bounds}.values())
 
     def of(self, shape: tuple[int, int], num_slots: int) -> dict[int, KeySplit]:
-        """The cuts by window, for a pass with these rows and nodes whose rows end at ``num_slots`` or before."""
+        """The cuts by window, for a pass of these rows and nodes whose rows end at ``num_slots`` at most."""
         if self._config.latent is not None:
             return {0: latent_cut(shape, self._config.num_heads, capacity=num_slots)}
         if self._is_invariant:  # pieces are counted from the beginning of the text
@@ -42,7 +42,7 @@ class Cuts:
         }
 
     def check_depth(self, tree: TokenTree) -> None:
-        """Nodes of a tree see one another whatever the window; only one as deep as the window would see too much."""
+        """Refuse a tree that is deeper than the window. Nodes of a tree see one another whatever the window is."""
         shortest = min((each.window for each in self._kinds if each.window), default=0)
         if shortest and not tree.is_chain and tree.num_nodes > shortest and int(tree.depths.max()) >= shortest:
             raise OptionError(f"a tree of {tree.num_nodes} nodes is deeper than the window of {shortest}; draft less far ahead")

@@ -1,12 +1,12 @@
-"""The lean decoder on a GPU, at the speed its weights can be read: fused kernels, and a graph for every shape of pass.
+"""The lean decoder on a GPU, at the speed of reading its weights: fused kernels, and a CUDA graph for every shape of pass.
 
-The same computation as ``models/decoder.py``, its oracle, with other seams: residual sum with the norms around it, rotation
-with the cache write, activation with the product, tree attention over lengths that stay on the device: nine kernels a layer.
-One decoder for every family: ``known.py`` says what it does not have. Heads are widened to a power of two. ``forward`` waits
-for nothing on the host, so it can be captured alone (``score``) or as part of a whole round.
+The oracle is ``models/decoder.py``. Here fused kernels do the work, nine a layer: residual sum with norms, rotation with cache
+write, activation with product. Tree attention reads lengths on the device. One decoder for every family: ``known.py`` says what
+it does not have. Heads are widened to a power of two. ``forward`` waits for nothing on the host, so it can be captured alone
+(``score``) or as part of a whole round.
 
-numerics="invariant": keys are cut at fixed places and added up in the order of the text, and long passes go through the kernels
-of short ones, so that the score of a node is bit for bit the same whatever else is in the pass; "fast": what measures best.
+With numerics="invariant", keys are cut at fixed places and added up in the order of the text, and long passes use the kernels
+of short ones. So a node's score is the same bits, whatever else is in the pass. With "fast", the fastest kernels are used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
 
 _LONGEST, _BEYOND = 1 << 17, 512
-"""Tokens of a text that captured rounds have room for, and of a tree behind it."""
+"""Most tokens of a text in captured rounds, and of a tree behind it."""
 
 
 @final
@@ -108,17 +108,17 @@ class FastDecoder(LayeredTarget, PlacingTarget):
 
     @property
     def most_slots(self) -> int:
-        """Tokens that a row of a captured round may ever hold, the nodes of a tree included."""
+        """Most tokens of a row in captured rounds, the nodes of a tree included."""
         return min(self.max_len, _LONGEST) + _BEYOND
 
     @property
     def num_slots(self) -> int:
-        """Slots that the pages of the pool can serve now."""
+        """Number of slots that the pages of the pool can serve now."""
         return min(self.most_slots, self.pool.num_pages * self.page_len)
 
     @property
     def room(self) -> int:
-        """Tokens that its pages hold."""
+        """Number of tokens that its pages hold."""
         hold_enough(self.pool, longest=self.most_slots)
         return self.pool.num_pages * self.page_len
 
@@ -166,7 +166,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         return ended_logits(self._product(normed, self.weights.head, Kind.HEAD), self.config)
 
     def step_of(self, tree: TokenTree, cache: PagedCache, start: int = 0) -> Step:
-        """Everything the layers share, for nodes ``start``.. of the tree."""
+        """The data that all layers of a pass share, for nodes ``start``.. of the tree."""
         words = None if tree.is_chain else pack_words(tree.ancestors)[:, start:].contiguous()
         depths = None if tree.is_chain else tree.depths[:, start:].int().contiguous()
         paths = paths_of(tree.ancestors)[:, start:].contiguous() if self.traits.is_invariant and words is not None else None
@@ -175,7 +175,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         return self.step(shape, rows, Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes)
 
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
-        """``num_slots`` bounds the rows' lengths with the tree: those of now, or, in a graph, of ever."""
+        """Like ``step_of``. ``num_slots`` bounds the rows' lengths with the tree: now or, in a graph, ever."""
         return Step(shape, rows, sights, self._cuts.of(shape, num_slots))
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
@@ -186,8 +186,8 @@ class FastDecoder(LayeredTarget, PlacingTarget):
     def forward_beside(
         self, groups: Sequence[tuple[Tensor, Step]], *, taps: Sequence[int] = ()
     ) -> tuple[Tensor, list[dict[int, Tensor]]]:
-        """One pass over several groups of rows, such as trees and pieces of prompts, that differ in shape: logits of the first
-        group alone, and the tapped states of each."""
+        """One pass over several groups of rows of different shapes, such as trees and pieces of prompts. Returns logits of the
+        first group alone, and the tapped states of each."""
         steps = [step for _, step in groups]
         stream, tapped = self._climb(torch.cat([tokens.reshape(-1) for tokens, _ in groups]), steps, taps)
         logits = self._head(stream.first(steps[0].num_nodes)).view(*steps[0].shape, -1)
@@ -217,7 +217,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         route: Route | None = None,
         begun: Resume | None = None,
     ) -> tuple[Stream, dict[int, Tensor]]:
-        """The stream after the last layer of the tokens of all steps, one step behind the other, and the tapped states."""
+        """The stream after the last layer, for the tokens of all steps one behind the other, and the tapped states."""
         stream = Stream(self._embedded(tokens) if begun is None else begun.hidden.flatten(0, 1).clone())
         tapped: dict[int, Tensor] = {}
         for index in range(0 if begun is None else begun.layer, self.num_layers):
@@ -254,7 +254,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         return self._then(stream, self._mlp(x, layer), bias, layer.rest.mlp_post_norm)
 
     def _side_by_side(self, stream: Stream, index: int, steps: Sequence[Step], halves: tuple[bool, bool]) -> Stream:
-        """Attention and MLP of the same stream."""
+        """Attention and MLP of the same stream, for layers that run them in parallel."""
         layer = self.weights.layers[index]
         rest = layer.rest
         x = stream.normed(self._norm(rest.attention_norm, rest.attention_norm_bias))
@@ -269,12 +269,12 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         return self._then(stream, parts, sum(biases[1:], biases[0]) if biases else None)
 
     def _attention(self, x: Tensor, index: int, steps: Sequence[Step]) -> Tensor:
-        """What attention adds to the stream, from its norm."""
+        """The output of attention that is added to the stream, from its norm."""
         layer = self.weights.layers[index]
         return self._product(self._heads(x, index, layer, self.pool.memory(index), steps), layer.out, Kind.NARROW)
 
     def _mlp(self, x: Tensor, layer: LayerMatrices) -> Tensor:
-        """What the MLP, or the experts, add to the stream."""
+        """The output of the MLP, or of the experts, that is added to the stream."""
         config, rest = self.config, layer.rest
         if rest.router is not None and config.experts is not None:
             return experts_mlp(x, layer, config.experts, activation=config.activation, exact=self.traits.is_invariant)
@@ -287,7 +287,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
             table.reach(num_slots)
 
     def _then(self, stream: Stream, parts: Tensor, bias: Tensor | None, norm: Tensor | None = None) -> Stream:
-        """A half layer ends: with the sum over ranks, where there are several."""
+        """End a half layer, with the sum over ranks if there are several."""
         if self.joint is not ALONE:
             parts, bias = self.joint.sum(summed(parts, bias)), None
         return stream.then(parts, Ending(bias, self._norm(norm), self.config.residual_scale))

@@ -3,8 +3,8 @@
 Every output of a pair is one sum in the order of its inputs, so it does not depend on what else is in the pass.
 
 An e2m1 float becomes a bfloat16 by moving its bits: the exponent then counts from 127 instead of 1, which a factor of 2^126
-makes right. Times the power of two of its 32 it is exact. Byte j of a group holds inputs j and 16 + j (``packed.py``); a step
-takes the bytes of four groups, and of the inputs what belongs to their low and their high halves.
+makes right. Times the power of two of its 32 it is exact. Byte j of a group holds inputs j and 16 + j (``packed.py``). A step
+takes the bytes of four groups, and the inputs that belong to their low and high halves.
 
     w = e2m1 * 2^(exponent - 127),       y = sum of  low x[low] + high x[high]
 """
@@ -60,21 +60,21 @@ _E2M1 = tl.constexpr(_e2m1())
 
 @dataclass(frozen=True, eq=False)
 class ExpertBlocks:
-    """Pairs by expert. Pair p is node p // k with the p % k-th of its experts."""
+    """Pairs grouped by expert. Pair p is node p // k with its expert number p % k."""
 
     shares: Tensor
-    """[P] float32, what each pair's output counts."""
+    """[P] float32 weight of each pair's output."""
     experts: Tensor
     """[blocks] int32, the expert of each block; -1 for none."""
     pairs: Tensor
-    """[blocks, BM] int32; P for none."""
+    """[blocks, BM] int32 pairs of each block; P for none."""
 
 
 def expert_product(
     x: Tensor, weight: Matrix, bias: Tensor | None, out: Tensor, blocks: ExpertBlocks, *, per_row: int, activation: str | None
 ) -> None:
-    """With an activation [P, F] of gates and ups, without one the shares of [k, M, H]. ``weight`` [E, .., in], or [E * .., in]
-    in MXFP4."""
+    """Outputs of the experts. With an activation: [P, F] from gates and ups. Without: the weighted parts [k, M, H]. ``weight``
+    is [E, .., in], or [E * .., in] in MXFP4."""
     num_outputs, depth, gated = out.shape[-1], x.shape[1], activation is not None
     num_blocks, bm = blocks.pairs.shape
     bn = next((bn for bn in (64, 32) if triton.cdiv(num_outputs, bn) * num_blocks >= _PROGRAMS), 16)
@@ -105,7 +105,7 @@ def _store_pairs(
     total, total_up, bias, shares, out, pair, outputs, expert, num_pairs, num_outputs,
     K: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Biases, then the activation, or the share that a pair counts."""
+    """Add biases, then apply the activation or the weight of the pair, and store."""
     is_output = outputs < num_outputs
     sides = 2 if GATED else 1
     if HAS_BIAS:
@@ -125,7 +125,7 @@ def _store_pairs(
 
 @triton.jit
 def _rows_of(pairs, num_pairs, K: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr):
-    """The pairs of a block, which of them are there, and the rows of their inputs."""
+    """The pairs of a block, which of them exist, and the rows of their inputs."""
     pair = tl.load(pairs + tl.arange(0, BM))
     rows = pair // K if GATED else pair
     return pair, pair < num_pairs, rows
@@ -168,7 +168,7 @@ def _grouped(
 
 @triton.jit
 def _weights(bytes_at, scales_at, is_there, is_scale, x, BYTES: tl.constexpr, BITWISE: tl.constexpr):
-    """The numbers of a tile of bytes, those of their low and of their high halves, in the type of the inputs."""
+    """The numbers in a tile of bytes, for their low and their high halves, in the type of the inputs."""
     packed = tl.load(bytes_at, mask=is_there, other=0)
     if BITWISE:
         low, high = tl.inline_asm_elementwise(
@@ -193,7 +193,7 @@ def _grouped_e2m1(
     K: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, BITWISE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BYTES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """``num_all`` outputs of all experts. Scales [groups, outputs of all]."""
+    """``num_all`` outputs of all experts together. Scales are [groups, outputs of all]."""
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
     block = tl.program_id(1)
     places = tl.arange(0, BYTES)

@@ -1,8 +1,8 @@
 """A mixture of experts on a GPU: one grouped product over the experts that the nodes of a pass chose.
 
-A pair is a node with one of its k experts. Pairs of an expert stand together in blocks of up to BM, and a program multiplies
-some outputs of one expert for one block: weights are read once per block, those of experts that nobody chose not at all.
-Nothing waits for the host, so a pass can be captured: there are as many blocks as there could be, and empty ones end at once.
+A pair is a node with one of its k experts. Pairs of an expert form blocks of up to BM, and a program multiplies some outputs of
+one expert for one block. So weights are read once per block, and those of unused experts not at all. Nothing waits for the
+host, so a pass can be captured: there are as many blocks as there could be, and empty ones end at once.
 
     gate_up:  g_p = activation(gate_e x) * up_e x        p = (node, expert e)
     down:     y[slot, node] = share_p down_e g_p         parts that the next norm adds up in the order of the slots
@@ -36,12 +36,12 @@ from outrider.models.gpu.tiles import MOST_ROWS, Kind
 from outrider.models.packed import LayerMatrices
 
 _MOST_PAIRS = 512
-"""Pairs that one program puts into blocks; more are sorted by PyTorch."""
+"""Most pairs that one program groups into blocks; more are sorted by PyTorch."""
 _ROUTER_PARTS = 4
 
 
 def experts_mlp(x: Tensor, layer: LayerMatrices, experts: Experts, *, activation: str, exact: bool) -> Tensor:
-    """[k, M, H] float32: what each node's experts add to it, from [M, H], and behind that what the MLP beside them adds."""
+    """[k, M, H] float32 outputs of each node's experts, from [M, H], followed by the output of the MLP beside them."""
     weights = layer.rest
     assert weights.router is not None
     blocks = choose(_scores(x, weights.router, exact=exact), weights.router_bias, experts, weights.router_correction)
@@ -58,7 +58,7 @@ def experts_mlp(x: Tensor, layer: LayerMatrices, experts: Experts, *, activation
 
 
 def _scores(x: Tensor, router: Tensor, *, exact: bool) -> Tensor:
-    """[parts, M, E] the router's scores, yet to be added up: a router is small, so its sum is cut for the sake of time."""
+    """[parts, M, E] the router's scores, yet to be added up. A router is small, so its sum is cut into parts to save time."""
     if len(x) > MOST_ROWS and not exact:
         return F.linear(x, router)[None]
     bm = 16 if len(x) <= 16 else 32 if len(x) <= 32 else 64
@@ -67,7 +67,7 @@ def _scores(x: Tensor, router: Tensor, *, exact: bool) -> Tensor:
 
 @lru_cache
 def _one_node(num_pairs: int, size: int, device: torch.device) -> Tensor:
-    """[P, BM] the blocks of a single node, whose experts differ: each holds one pair."""
+    """[P, BM] the blocks of a single node. Its experts differ, so each block holds one pair."""
     pairs = torch.full((num_pairs, size), num_pairs, dtype=torch.int32, device=device)
     pairs[:, 0] = torch.arange(num_pairs, dtype=torch.int32, device=device)
     return pairs
@@ -106,7 +106,7 @@ def choose(scores: Tensor, bias: Tensor | None, experts: Experts, correction: Te
 
 
 def sorted_blocks(index: Tensor, shares: Tensor, *, num_experts: int, size: int, num_blocks: int) -> ExpertBlocks:
-    """The same blocks by PyTorch's sort, without waiting for the device."""
+    """The blocks, made by PyTorch's sort without waiting for the device."""
     num_pairs, device = len(index), index.device
     order = torch.argsort(index, stable=True)
     chosen = index[order].long()
@@ -126,7 +126,8 @@ def _group(
     index, ranks, found, pairs, num_pairs, num_blocks,
     SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A pair's rank is the number of pairs before it with its expert; the pair of every SIZE-th rank leads a block."""
+    """Group pairs. A pair's rank is the number of pairs before it with its expert. The pair of every SIZE-th rank leads a
+    block."""
     numbers = tl.arange(0, PADDED)
     is_pair = numbers < num_pairs
     blocks = tl.arange(0, BLOCKS)

@@ -1,4 +1,6 @@
-"""The gate of a wide product: activation(gate) * up in one kernel, rounded once. Few rows have it inside their product."""
+"""The gate of a wide product: activation(gate) * up in one kernel, rounded once. For few rows this happens inside their
+product.
+"""
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false

@@ -32,7 +32,7 @@ _ROWS, _COLUMNS = 16, 512
 
 @triton.jit
 def numbers_of(codes, IS_FLOAT: tl.constexpr):
-    """What codes of 8 bits stand for, float32."""
+    """The numbers that codes of 8 bits stand for, float32."""
     if not IS_FLOAT:
         return codes.to(tl.int8, bitcast=True).to(tl.float32)
     bits = codes.to(tl.int32) & 255
@@ -41,7 +41,7 @@ def numbers_of(codes, IS_FLOAT: tl.constexpr):
 
 @triton.jit
 def _tile(codes_at, scales_at, piece, is_output, inside, IS_FLOAT: tl.constexpr):
-    """What some inputs of one group add to a tile of outputs."""
+    """The contribution of some inputs of one group to a tile of outputs."""
     codes = tl.load(codes_at, mask=is_output[:, None] & inside[None, :], other=0)
     part = tl.dot(numbers_of(codes, IS_FLOAT).to(piece.dtype), piece, input_precision="ieee")
     return part * tl.load(scales_at, mask=is_output, other=0.0).to(tl.float32)[:, None]
@@ -52,7 +52,7 @@ def grouped_product(
     x, weight, scales, out, num_rows, num_outputs, depth, part_len, group_len,
     GATED: tl.constexpr, IS_FLOAT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BK divides a group. ``num_outputs`` are those of the result; gated matrices have twice as many."""
+    """The kernel of a product. BK divides a group. ``num_outputs`` counts results; gated matrices have twice as many rows."""
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     part = tl.program_id(2)
@@ -81,7 +81,7 @@ def grouped_product(
 
 
 def launch_grouped(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
-    """A product into ``out``, cut as ``tile`` says."""
+    """Launch a product into ``out``, cut as ``tile`` says."""
     (num_rows, depth), group = x.shape, weight.group_len
     bk = tile.bk if len(weight.scales) == 1 else min(tile.bk, group & -group)
     assert bk >= 16, "groups of a multiple of 16 inputs"

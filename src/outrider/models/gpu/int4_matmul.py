@@ -2,11 +2,10 @@
 
     y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
-Converting is what costs: done the compiler's way it takes longer than reading 16 bits would. On Hopper and later a
-bfloat16 is put together from its bits, four bytes at a time: 0x4300 | n is 128 + n for a nibble n. One sum in the
-order of the groups, so as in ``small_batch_matmul.py`` a row's numbers depend neither on the others nor on their
-number. A zero is taken off before the product. Codes that are places in a table (nf4) are looked up; what they stand
-for is rounded to the type of the inputs.
+Conversion is expensive: the compiler's way takes longer than reading 16 bits would. On Hopper and later a bfloat16 is put
+together from its bits, four bytes at a time: 0x4300 | n is 128 + n for a nibble n. One sum in the order of the groups, so as in
+``small_batch_matmul.py`` a row's numbers depend neither on the others nor on their number. A zero is taken off before the
+product. Codes that are places in a table (nf4) are looked up; what they stand for is rounded to the type of the inputs.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -50,7 +49,7 @@ def _tile(
     bytes_at, scales_at, zeros_at, levels, low_x, high_x, is_output,
     ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr,
 ):  # fmt: skip
-    """What one group adds to a tile of outputs."""
+    """The contribution of one group to a tile of outputs."""
     packed = tl.load(bytes_at, mask=is_output[:, None], other=0)
     if LEVELS:
         low = tl.load(levels + (packed & 15)).to(low_x.dtype)
@@ -76,7 +75,8 @@ def nibble_product(
     GATED: tl.constexpr, ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """``HALF`` is half a group. ``num_outputs`` are those of the result; gated matrices have twice as many."""
+    """The kernel of a product. ``HALF`` is half a group. ``num_outputs`` counts results; gated matrices have twice as many
+    rows."""
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     part = tl.program_id(2)

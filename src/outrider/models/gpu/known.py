@@ -1,4 +1,4 @@
-"""Which models the GPU's fast decoder knows: what it is missing is said in words."""
+"""Support of models by the GPU's fast decoder, and what it lacks, in words."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from outrider.models.features import ModelConfig
 from outrider.models.padded_heads import can_pad
 
 SHORTEST_WINDOW = 128
-"""Nodes of a tree see one another whatever the window, so trees must be less deep than it."""
+"""Shortest supported window. Nodes of a tree see one another whatever the window is, so trees must be less deep than it."""
 
 
 def head_dim_for(config: ModelConfig) -> int:
-    """The size of head that kernels take: a power of two, 16 at least; latents stay as they are."""
+    """Head size that kernels use: a power of two, at least 16. Latents stay as they are."""
     if config.latent is not None:
         return config.head_dim
     return max(16, 1 << (config.head_dim - 1).bit_length())
 
 
 def missing_features(config: ModelConfig, bits: int = 16) -> list[str]:
-    """What a model needs and the fast decoder does not have; nothing where it can run."""
+    """Features of a model that the fast decoder lacks; empty if it can run."""
     wider = head_dim_for(config) != config.head_dim
     windows = [window for window in config.windows if window is not None and window < config.max_len]
     plain = config.activation == "silu" and config.gated and not config.mlp_bias and config.experts is None

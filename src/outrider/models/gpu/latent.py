@@ -35,7 +35,7 @@ from outrider.models.packed import LayerMatrices
 from outrider.models.rope import RotaryTable
 
 _OUTPUTS = 32
-"""Outputs of a head that one program works out."""
+"""Outputs of a head that one program computes."""
 
 
 @final
@@ -43,7 +43,7 @@ class LatentHeads(Heads):
     """The attention of a decoder's layers, without the output matrix."""
 
     def __init__(self, config: ModelConfig, tables: Sequence[RotaryTable], *, exact: bool) -> None:
-        """``exact``: a node's numbers must not depend on how many share the pass."""
+        """``exact`` means that a node's numbers must not depend on how many share the pass."""
         assert config.latent is not None
         self._config, self._latent, self._tables, self._exact = config, config.latent, tables, exact
 
@@ -73,7 +73,7 @@ class LatentHeads(Heads):
         return out.flatten(1)
 
     def _heads(self, down: Tensor, weights: LayerWeights) -> Tensor:
-        """[.., M, ..] whose first columns are the query heads, perhaps in parts yet to be added up."""
+        """[.., M, ..] whose first columns are the query heads, possibly in parts yet to be added up."""
         if weights.query_up is None or weights.query_norm is None:
             return down
         normed = _normed(down, weights.query_norm, self._latent.norm_eps, weights.qkv_bias)
@@ -81,7 +81,7 @@ class LatentHeads(Heads):
 
 
 def heads_of(config: ModelConfig, tables: Sequence[RotaryTable], bounds: Sequence[Bounds], *, exact: bool) -> Heads:
-    """The attention of a decoder; ``bounds`` are those of its layers."""
+    """The attention of a decoder; ``bounds`` are the windows of its layers."""
     if config.latent is not None:
         return LatentHeads(config, tables, exact=exact)
     return TreeHeads(config, tables, bounds, exact=exact)

@@ -1,10 +1,10 @@
-"""Kernels that follow one another closely: each lets the next be launched before it has ended, and waits before it reads.
+"""Overlapped kernel launches: each kernel lets the next be launched before it has ended, and waits before it reads.
 
 Programmatic dependent launch (Hopper and later) hides the launch of a kernel behind the end of the one in front. A kernel calls
 ``begin`` before it reads what the kernel in front of it wrote, and ``end`` when its own reading is done; without the feature
-both are nothing. What was written two kernels earlier (lengths, the shape of a tree) may be read before ``begin``: the one in
-front calls ``end`` after its own ``begin``, so everything before it is complete. Worth 0.15 to 0.3 ms of an 8B pass on an H200
-(docs/decisions/0015); ``OUTRIDER_EARLY_LAUNCH=0`` turns it off.
+both are nothing. What was written two kernels earlier (lengths, the shape of a tree) may be read before ``begin``. The reason
+is that the kernel in front calls ``end`` after its own ``begin``, so everything before it is complete. Worth 0.15 to 0.3 ms of
+an 8B pass on an H200 (docs/decisions/0015); ``OUTRIDER_EARLY_LAUNCH=0`` turns it off.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false

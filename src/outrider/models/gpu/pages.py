@@ -1,4 +1,5 @@
-"""Pages of keys and values on a GPU (``cache/paged.py``), as kernels read them, and how many a device has room for.
+"""Pages of keys and values on a GPU (``cache/paged.py``): the form that kernels read, and the number that a device has room
+for.
 
 Captured rounds hold the address of the pool and of the tables of pages. Both are made once, large enough: a pool that must grow
 moves, and every round is captured again while requests wait.
@@ -14,22 +15,22 @@ from outrider.cache.paged import PagedCache
 from outrider.models.attention.tree_tiles import Rows
 
 PAGE_LEN = 64
-"""Tokens of a page: a tile of attention's keys, which the copy engine fetches at once."""
+"""Tokens of a page: one tile of attention's keys, which the copy engine fetches at once."""
 _SHARE = 0.5
 """Share of the free memory that the keys of a model may take."""
 OF_HEADS = 0.125
 """Share of the free memory that the keys of heads may take."""
 _MOST_ROWS, _MOST_TOKENS = 64, 1 << 19
-"""A pool need not hold more than so many of the longest texts, nor more than so many tokens, to begin with."""
+"""A new pool holds at most so many of the longest texts, and at most so many tokens."""
 
 
 def _begin(batch_size: int) -> int:
-    """Where pages begin behind the lengths: kernels are compiled for addresses that are multiples of 16 bytes."""
+    """Where pages begin behind the lengths. Kernels are compiled for addresses that are multiples of 16 bytes."""
     return -(-batch_size // 4) * 4
 
 
 def empty_rows(batch_size: int, num_columns: int, device: torch.device) -> Tensor:
-    """Room for ``flat_rows``."""
+    """An empty tensor for ``flat_rows``."""
     return torch.zeros(_begin(batch_size) + batch_size * num_columns, dtype=torch.int32, device=device)
 
 
@@ -40,13 +41,13 @@ def flat_rows(cache: PagedCache, num_columns: int) -> Tensor:
 
 
 def rows_in(flat: Tensor, batch_size: int, page_len: int) -> Rows:
-    """The same, as views for the kernels."""
+    """The two parts of ``flat_rows`` as views for the kernels."""
     return Rows(flat[:batch_size], flat[_begin(batch_size) :].view(batch_size, -1), page_len)
 
 
 def hold_enough(pool: PagePool, *, longest: int, beside: int = 0, share: float = _SHARE) -> None:
     """Make the pages of a pool that has none yet: as many as fit, for texts of at most ``longest`` tokens. ``beside`` are bytes
-    that somebody else keeps for every page."""
+    that others need for every page."""
     device = pool.block.device
     if pool.num_pages == 0 and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

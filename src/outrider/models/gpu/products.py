@@ -1,6 +1,6 @@
-"""One product, whatever the matrix is made of and however many rows it meets: our kernels for few, cuBLAS for many.
+"""A product of any kind of matrix with any number of rows: our kernels for few rows, cuBLAS for many.
 
-Where a row's numbers must not depend on how many share the pass, our kernels take them all.
+If a row's numbers must not depend on how many share the pass, our kernels take all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outrider.models.packed import FewBits, Matrix, Packed, Stacked
 from outrider.models.planes import Planes
 
 _MOST_WIDE = 192
-"""Rows up to which our own kernel for many measured faster than cuBLAS."""
+"""Most rows for which our own kernel for many rows measured faster than cuBLAS."""
 
 
 def multiply(
@@ -74,11 +74,11 @@ def sixteen_bits(weight: FewBits, dtype: torch.dtype) -> Tensor:
 
 
 def _can_go_wide(x: Tensor, weight: Tensor | FewBits, finish: Finish | None) -> bool:
-    """Whether ``wide.py`` knows the product."""
+    """Whether ``wide.py`` supports the product."""
     known = finish is None or finish.activation != "clamped"
     return known and isinstance(weight, Tensor) and can_multiply_wide(x, weight)
 
 
 def _has_ring(weight: Packed) -> bool:
-    """Whether the fastest products take a matrix of this form."""
+    """Whether the fastest products support a matrix of this form."""
     return (weight.is_usual and weight.scales.element_size() == 2) or weight.has_units

@@ -2,8 +2,8 @@
 
 A tensor core does not care in which order it is given the numbers of a sum, as long as both factors come in the same one. So
 every thread takes 16 (or 8) neighbouring bytes of a row as its share of a unit of 128 inputs, and the inputs that belong to
-them: bytes are not shuffled, neither in memory nor between threads. Units stand in a ring of shared memory, so that what comes
-next is on its way while the present is multiplied; the first weights are asked for before the kernel in front has ended.
+them. Bytes are not shuffled, neither in memory nor between threads. Units stand in a ring of shared memory, so that the next
+ones are loaded while the present one is multiplied. The first weights are requested before the kernel in front has ended.
 
     8 bits:  y = scale * sum q x          4 bits:  y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
@@ -83,7 +83,7 @@ def _of_units(values, num_outputs, UNITS: gl.constexpr, SIDES: gl.constexpr, BN:
 
 @gluon.jit
 def _fetch(ring, at, is_row, unit, stop, stage, LENGTH: gl.constexpr):
-    """Ask for what belongs to the next units, ``LENGTH`` numbers of every row each; zeros beyond the end."""
+    """Load the numbers of the next units, ``LENGTH`` of every row each; zeros beyond the end."""
     ahead = gl.arange(0, at.shape[1], gl.SliceLayout(0, at.type.layout)) // LENGTH
     there = is_row[:, None] & (unit + ahead < stop)[None, :]
     async_copy.async_copy_global_to_shared(ring.index(stage), at + unit * LENGTH, mask=there)
@@ -91,7 +91,7 @@ def _fetch(ring, at, is_row, unit, stop, stage, LENGTH: gl.constexpr):
 
 @gluon.jit
 def _fetch_scales(ring, at, unit, stop, stage, width):
-    """The same for scales, which stand unit by unit."""
+    """Load the scales of the next units. They stand unit by unit."""
     ahead = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout))
     there = (unit + ahead < stop)[:, None] & (gl.arange(0, at.shape[1], gl.SliceLayout(0, at.type.layout)) >= 0)[None, :]
     async_copy.async_copy_global_to_shared(ring.index(stage), at + unit * width, mask=there)
@@ -99,7 +99,7 @@ def _fetch_scales(ring, at, unit, stop, stage, width):
 
 @gluon.jit
 def _fetch_more(s_ring, scales_at, z_ring, zeros_at, unit, stop, stage, width, FORM: gl.constexpr):
-    """The scales and zeros of the next units, where units have them."""
+    """Load the scales and zeros of the next units, if units have them."""
     if FORM & GROUPED:
         _fetch_scales(s_ring, scales_at, unit, stop, stage, width)
     if FORM & ZEROS:
@@ -108,7 +108,7 @@ def _fetch_more(s_ring, scales_at, z_ring, zeros_at, unit, stop, stage, width, F
 
 @gluon.jit
 def _multiplied(packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: gl.constexpr):
-    """``total`` with what a unit adds to it."""
+    """``total`` plus the contribution of a unit."""
     part = total
     if FORM & GROUPED:
         part = gl.zeros_like(total)
@@ -135,7 +135,7 @@ def _multiplied(packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: 
 
 @gluon.jit
 def _no_sums(COUNT: gl.constexpr, BN: gl.constexpr, CHUNK: gl.constexpr, LAYOUT: gl.constexpr):
-    """What totals begin with."""
+    """Totals to start from."""
     totals = ()
     for _ in gl.static_range(COUNT):
         totals = totals + (gl.zeros([BN, CHUNK], gl.float32, LAYOUT),)
@@ -147,7 +147,7 @@ def _step(
     tile, inputs, scales, zeros, totals, UNITS: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr, SIDES: gl.constexpr,
     WEIGHTS: gl.constexpr, INPUTS: gl.constexpr,
 ):  # fmt: skip
-    """The totals, of every chunk of rows and of both halves of a gated matrix, with what the units of a stage add to them."""
+    """The totals plus the contribution of a stage's units, for every chunk of rows and both halves of a gated matrix."""
     PART: gl.constexpr = UNIT * BITS // 8
     BN: gl.constexpr = tile.shape[0] // SIDES
     CHUNK: gl.constexpr = totals[0].shape[1]
@@ -181,7 +181,7 @@ def _step(
 
 @gluon.jit
 def _store(totals, scales, out, first_row, num_rows, num_outputs, part, FORM: gl.constexpr, SIDES: gl.constexpr):
-    """The totals in their scale, gated where they come in twos."""
+    """Scale and store the totals; pairs of them are gated."""
     BN: gl.constexpr = totals[0].shape[0]
     CHUNK: gl.constexpr = totals[0].shape[1]
     SUMS: gl.constexpr = totals[0].type.layout

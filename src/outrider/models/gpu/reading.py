@@ -1,4 +1,4 @@
-"""Texts that a warm-up reads: no request should be the first to bring so many tokens at once.
+"""Texts that a warm-up reads, so that no request is the first to bring so many tokens at once.
 
 Kernels are compiled when they first run, and which of them run depends on how many tokens are read together.
 """
@@ -12,7 +12,7 @@ from outrider.models.gpu.wide_tiles import telling_rows
 
 
 def sizes_to_read(model: FastDecoder) -> list[int]:
-    """Tokens of passes that run between them every kernel that one pass over a text may run."""
+    """Numbers of tokens whose passes together run every kernel that a pass over a text may run."""
     most = min(model.chunk_len, model.max_len - 1)
     sizes, layer = {1 << power for power in range(most.bit_length())}, model.weights.layers[0]
     if HOPPER:

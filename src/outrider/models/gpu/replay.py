@@ -1,4 +1,5 @@
-"""One pass of the decoder as a graph: captured once for every shape of pass, then replayed with new tokens, lengths and masks.
+"""One pass of the decoder as a CUDA graph. It is captured once for every shape of pass, then replayed with new tokens, lengths
+and masks.
 
 Launching the three hundred kernels of a pass takes the host longer than running them takes the device. A captured pass is one
 launch. Shapes are rounded up to a few sizes, so that trees that differ by a node share a graph; the padding is cut off.
@@ -27,16 +28,17 @@ from outrider.models.gpu.pages import empty_rows, flat_rows, rows_in
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _MOST_GRAPHS = 32
-"""Each holds its logits, which for a large pass are hundreds of megabytes: the one not used for longest goes."""
+"""Most graphs. Each holds its logits, which take hundreds of megabytes for a large pass. The one unused for longest goes
+first."""
 _FEWEST_PAGES = 16
 _MOST_ROWS = 512
-"""Rows of a pass beyond which launching is not what costs."""
+"""Rows of a pass beyond which launching is not the bottleneck."""
 
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """What runs inside goes into the graph. Nothing is collected meanwhile: an old graph freed during a capture spoils it.
-    What other threads do on streams of their own goes on."""
+    """A context whose kernels go into the graph. Nothing is garbage-collected meanwhile, because an old graph that is freed
+    during a capture would spoil it. Other threads go on with their own streams."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -54,7 +56,7 @@ def rounded(num_nodes: int) -> int:
 
 @dataclass(frozen=True)
 class PassShape:
-    """What a graph is captured for."""
+    """The shape of a pass for which a graph is captured."""
 
     batch_size: int
     num_nodes: int
@@ -76,12 +78,12 @@ def _own_bits(shape: PassShape) -> Tensor:
 
 
 def _num_columns(cache: PagedCache) -> int:
-    """Columns of the table of pages that a graph is captured for: a power of two, so that few are."""
+    """Columns of the page table that a graph is captured for: a power of two, so that there are few."""
     return max(_FEWEST_PAGES, 1 << (max(map(len, cache.pages)) - 1).bit_length())
 
 
 class Replayed(Protocol):
-    """What a captured pass asks of the decoder."""
+    """The part of a decoder that a captured pass calls."""
 
     device: torch.device
     traits: TargetTraits
@@ -99,7 +101,8 @@ class PassGraph:
     """A captured pass with the tensors it reads and writes."""
 
     def __init__(self, decoder: Replayed, shape: PassShape, pool: Any, *, first: tuple[TokenTree, PagedCache]) -> None:
-        """``first`` is the pass it is captured on: kernels are compiled by running them, and that writes to the rows."""
+        """``first`` is the pass on which the graph is captured. Kernels are compiled by running them, which writes to the
+        rows."""
         batch_size, num_nodes, device = shape.batch_size, shape.num_nodes, decoder.device
         self.shape = shape
         self.tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64, device=device)
@@ -125,7 +128,7 @@ class PassGraph:
             self.logits, self.tapped = decoder.forward(self.tokens, step, taps=shape.taps)
 
     def load(self, tree: TokenTree, cache: PagedCache) -> None:
-        """Copy a tree and the state of its rows to where the graph reads them."""
+        """Copy a tree and the state of its rows to the graph's inputs."""
         start = self.shape.start
         count = tree.num_nodes - start
         self.rows.copy_(flat_rows(cache, self.shape.num_pages))

@@ -48,7 +48,8 @@ def route(scores: Tensor, bias: Tensor | None, experts: Experts, correction: Ten
 
 @triton.jit
 def _in_best_groups(choice, experts, size, GROUPS: tl.constexpr, CHOSEN: tl.constexpr, PAIRED: tl.constexpr):
-    """``choice`` where an expert's group is among the best; a group is as good as its best expert, or PAIRED its best two."""
+    """``choice`` where an expert's group is among the best, otherwise -inf. A group is as good as its best expert, or with
+    PAIRED as its best two."""
     goodness = tl.full(choice.shape, float("-inf"), tl.float32)  # of every expert's group
     for group in tl.static_range(GROUPS):
         own = tl.where(experts // size == group, choice, float("-inf"))

@@ -2,13 +2,13 @@
 
 The weight is the left operand, so that its rows fill the tensor core's long side and the few activations its short one. The
 gate's activation is done inside the product. A matrix with few outputs is cut along the sum as well, so that enough programs
-read it; ``add_norm`` then adds up the parts, in their order, with the residual and the norm that comes next.
+read it. Then ``add_norm`` adds up the parts, in their order, with the residual and the norm that comes next.
 
     product:   y_c = W_c x_c                       gated: silu(W_gate x) * (W_up x)
     add_norm:  r <- r + sum_c y_c                  n = r / sqrt(mean(r^2) + eps) * g
 
-Every output is one sum over k in the order of k, so it depends neither on how many rows share the pass nor on the other rows:
-on an H200 bit for bit the same for every tile, as long as the number of parts is.
+Every output is one sum over k in the order of k, so it depends neither on the other rows nor on their number. On an H200 it is
+bit for bit the same for every tile with the same number of parts.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -34,9 +34,9 @@ from outrider.models.gpu.tile import Tile
 from outrider.models.packed import GROUP, Packed
 
 _FETCHED = 256
-"""Numbers of every output's row that the cache is asked for before the kernel in front has ended, in a matrix that narrows: it
-follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm it costs the norm what
-it brings."""
+"""Numbers of every output's row that are prefetched before the kernel in front has ended, in a matrix that narrows. Such a
+matrix follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm it costs the norm
+what it brings."""
 
 _PART_STEP = 256
 """Parts of a sum are so many numbers long, or a multiple: they must not depend on the tile."""
@@ -44,7 +44,7 @@ _PART_STEP = 256
 
 @dataclass(frozen=True, eq=False)
 class NormParts:
-    """x / sqrt(mean(x^2) + eps) * weight, or with ``centred`` the same of x - mean(x), and a bias."""
+    """A norm: x / sqrt(mean(x^2) + eps) * weight. With ``centred``, of x - mean(x), and with a bias."""
 
     weight: Tensor
     eps: float
@@ -54,7 +54,7 @@ class NormParts:
 
 @dataclass(frozen=True, eq=False)
 class Ending:
-    """What is done to the output of attention or MLP before it is added to the residual stream."""
+    """Operations on the output of attention or MLP before it is added to the residual stream."""
 
     bias: Tensor | None = None
     norm: NormParts | None = None
@@ -282,7 +282,7 @@ def _product(
 
 
 def reference_product(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
-    """The same in plain PyTorch and float32: the oracle."""
+    """The product in plain PyTorch and float32, which is the oracle."""
     y = x.float() @ weight.float().T
     if gated:
         gate, up = y.chunk(2, -1)

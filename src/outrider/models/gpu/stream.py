@@ -1,4 +1,4 @@
-"""What the layers of one pass share, and the residual stream that goes through them."""
+"""Data that the layers of one pass share, and the residual stream through them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from outrider.models.gpu.sums import add_norm, added
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What all layers of one pass share, of rows with equally many nodes each."""
+    """Data that all layers of one pass share. All rows have equally many nodes."""
 
     shape: tuple[int, int]
     rows: Rows
     sights: Sights
     cuts: Mapping[int, KeySplit]
-    """How keys are cut in layers of each window; 0: without one."""
+    """Cuts of the keys for layers of each window; 0 is no window."""
 
     @property
     def num_nodes(self) -> int:
@@ -30,14 +30,14 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The residual stream, and what the last sublayer has yet to add to it (the next norm does)."""
+    """The residual stream, and the output of the last sublayer that the next norm adds to it."""
 
     x: Tensor
     parts: Tensor | None = None
     ending: Ending = PLAIN
 
     def normed(self, norm: NormParts | None) -> Tensor:
-        """Adds what is left to add to ``x``."""
+        """Adds the outstanding output to ``x``."""
         return add_norm(self.x, self.parts, norm, self.ending)
 
     def complete(self) -> Tensor:

@@ -3,7 +3,7 @@
     y = (sum of parts + bias),   normalised where the layer says so,   times the residual multiplier
     r <- r + y                   n = norm(r)
 
-Parts are added in their order and the sum is rounded once, so that whoever taps a pass does not change it (``added``).
+Parts are added in their order and the sum is rounded once, so that tapping a pass does not change it (``added``).
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -97,7 +97,7 @@ def _add_norm(
 
 
 def added(x: Tensor, parts: Tensor | None, ending: Ending = PLAIN) -> Tensor:
-    """As ``add_norm`` adds, in the same order and rounded once: whoever taps a pass does not change it."""
+    """The sum of ``add_norm``, in the same order and rounded once, so that tapping a pass does not change it."""
     if parts is None:
         return x
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -118,7 +118,7 @@ def summed(parts: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def ended_logits(logits: Tensor, config: ModelConfig) -> Tensor:
-    """The head's products, scaled and squashed as the model says, in place."""
+    """The head's products, scaled and squashed as the model declares, in place."""
     if config.logit_scale != 1.0:
         logits = logits.mul_(config.logit_scale)
     cap = config.final_softcap

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is cut. BN outputs and BM rows per program, BK of the sum per step."""
+    """How a product is cut: BN outputs and BM rows per program, BK of the sum per step."""
 
     bn: int
     bk: int
@@ -15,10 +15,11 @@ class Tile:
     num_stages: int = 4
     bm: int = 16
     num_parts: int = 1
-    """Parts of the sum, worked out side by side."""
+    """Parts of the sum, computed side by side."""
     copied: bool = False
-    """Tiles of the operands are fetched by the copy engine of Hopper and later, which leaves the threads to multiply."""
+    """Whether the copy engine of Hopper and later fetches the operands, which leaves the threads to multiply."""
     ringed: bool = False
-    """Few-bit weights go through a ring of shared memory (``quantised_matmul.py``): BN of 16 per warp, BK of whole groups."""
+    """Whether few-bit weights go through a ring of shared memory (``quantised_matmul.py``): BN is 16 per warp, BK whole
+    groups."""
     is_wide: bool = False
-    """More than 64 rows, fetched by one warp and multiplied by groups of others (``wide.py``): BN of 64 or 128."""
+    """Whether one warp fetches and groups of others multiply, for more than 64 rows (``wide.py``): BN is 64 or 128."""

@@ -24,13 +24,13 @@ from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tuned import choices, tile_key
 
 MOST_ROWS = 64
-"""More rows than this are multiplied by cuBLAS."""
+"""Most rows for our kernels; more are multiplied by cuBLAS."""
 _PROGRAMS = 120
-"""Programs a product should have: about one for every processor of the device."""
+"""Number of programs that a product should have: about one for every processor of the device."""
 
 
 class Kind(Enum):
-    """A matrix by its place in the decoder."""
+    """The place of a matrix in the decoder."""
 
     WIDE = "qkv"
     NARROW = "out and down: followed by a sum and a norm"
@@ -59,7 +59,7 @@ _RINGS = {
 
 
 def num_parts(kind: Kind, bits: int = 16) -> int:
-    """Parts of a matrix's sum. Results depend on it, so it depends on nothing but the matrix."""
+    """Number of parts of a matrix's sum. Results depend on it, so it depends on nothing but the matrix."""
     if bits < 16:
         return 4 if kind in (Kind.NARROW, Kind.WIDE) else 1
     return 2 if kind in (Kind.NARROW, Kind.WIDE) else 1

@@ -1,5 +1,7 @@
-"""The attention of a layer on the fast decoder, without the output matrix: one product for queries, keys and values, then
-rotation with the cache write, then tree attention."""
+"""The attention of a layer on the fast decoder, without the output matrix.
+
+It has three steps: one product for queries, keys and values, then rotation with the cache write, then tree attention.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from outrider.models.rope import RotaryTable
 
 
 class Heads(Protocol):
-    """What the heads of a layer see."""
+    """The attention heads of a layer."""
 
     def __call__(
         self, x: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], steps: Sequence[Step]
     ) -> Tensor:
-        """[M, heads * D] from the norm [M, H] of the nodes of all steps, one step behind the other. The keys and values of the
-        nodes are written to the layer's memory first."""
+        """[M, heads * D] output of attention for the nodes of all steps, one step behind the other, from their norm [M, H]. The
+        nodes' keys and values are written to the layer's memory first."""
         ...
 
 
@@ -36,7 +38,7 @@ class TreeHeads(Heads):
     """Heads with keys and values of their own, or shared by a group."""
 
     def __init__(self, config: ModelConfig, tables: Sequence[RotaryTable], bounds: Sequence[Bounds], *, exact: bool) -> None:
-        """``exact``: a node's numbers must not depend on how many share the pass."""
+        """``exact`` means that a node's numbers must not depend on how many share the pass."""
         self._config, self._tables, self._bounds, self._exact = config, tables, bounds, exact
 
     def __call__(
@@ -48,7 +50,7 @@ class TreeHeads(Heads):
         return seen[0] if len(seen) == 1 else torch.cat(seen)
 
     def _look(self, qkv: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], step: Step) -> Tensor:
-        """[B * N, Hq * D] what the nodes of a group of rows see, whose keys are written first."""
+        """[B * N, Hq * D] output of attention for the nodes of a group of rows, whose keys are written first."""
         config, rest = self._config, layer.rest
         rope, bounds, rows, sights = config.rope_of_layer[index], self._bounds[index], step.rows, step.sights
         tables = None if rope is None else (self._tables[rope].cos, self._tables[rope].sin)

@@ -29,7 +29,7 @@ def tuned_path() -> Path:
 
 @lru_cache
 def choices() -> Mapping[str, Mapping[str, Any]]:
-    """What was measured on this device; nothing where nobody did, or where the file cannot be read."""
+    """Choices measured on this device; empty if there are none, or if the file cannot be read."""
     try:
         return json.loads(tuned_path().read_text())
     except (OSError, json.JSONDecodeError):
@@ -37,7 +37,7 @@ def choices() -> Mapping[str, Mapping[str, Any]]:
 
 
 def save(found: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Keep choices beside those kept earlier."""
+    """Save choices beside those saved earlier."""
     path = tuned_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**choices(), **found}, indent=1))
@@ -52,6 +52,6 @@ def tile_key(kind: str, num_rows: int, num_outputs: int, *, bits: int) -> str:
 
 
 def cut_key(batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int) -> str:
-    """Sizes to the nearest power of two."""
+    """Sizes rounded to the nearest power of two."""
     sizes = [round(math.log2(size)) for size in (batch_size, num_queries, num_kv_heads, capacity)]
     return "attention/" + "/".join(map(str, sizes))

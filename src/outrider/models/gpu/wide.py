@@ -1,16 +1,16 @@
 """Products of more than 64 rows, at the speed of the tensor cores: one warp fetches, one or two groups of four
 multiply.
 
-With a hundred rows and more a product is no longer the time to read its matrix. The weights are the left operand, as
-in ``small_batch_matmul.py``, 64 outputs to a group of warps. A ring of tiles in shared memory lies between the warp
-that asks the copy engine for them and the groups that multiply, so neither waits while the other has something to do.
-The first weights are asked for before the kernel in front has ended; the activations, which it writes, are not.
+With a hundred rows and more a product is no longer the time to read its matrix. The weights are the left operand, as in
+``small_batch_matmul.py``, 64 outputs to a group of warps. A ring of tiles in shared memory lies between the warp that requests
+them from the copy engine and the groups that multiply. So neither waits while the other has something to do. The first weights
+are asked for before the kernel in front has ended; the activations, which it writes, are not.
 
     y_c = W_c x_c                       gated: silu(W_gate x) * (W_up x)
 
-Every output is one sum over k in the order of k, cut into the same parts as in ``small_batch_matmul.py``, so its bits
-are those of a pass of one row. Rows of a program are 64, 128 or 256, alone or with a smaller power of two beside them
-(192 = 128 + 64). ``wide_tiles.py`` chooses. Written in Gluon, for Hopper, whose instructions these are.
+Every output is one sum over k in the order of k, cut into the same parts as in ``small_batch_matmul.py``. So its bits are those
+of a pass of one row. Rows of a program are 64, 128 or 256, alone or with a smaller power of two beside them (192 = 128 + 64).
+``wide_tiles.py`` chooses. Written in Gluon, for Hopper, whose instructions these are.
 """
 
 # ruff: noqa: N803, N806, RUF005 - kernels write compile-time numbers in capitals, and cannot unpack
@@ -94,7 +94,7 @@ def _fetch(
     weights, tiles, ring, rings, full, empty, place, num_outputs, num_steps,
     SIDES: gl.constexpr, GROUPS: gl.constexpr, REST: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """The warp that fetches, step by step, into whichever stage is free."""
+    """The loop of the fetching warp: step by step, into whichever stage is free."""
     STAGES: gl.constexpr = full.shape[0]
     BK: gl.constexpr = ring.shape[2]
     BYTES: gl.constexpr = (_GROUP * GROUPS * SIDES + rings[0].shape[1] + REST) * BK * 2
@@ -116,7 +116,7 @@ def _fetch(
 
 @gluon.jit
 def _no_sums(SIDES: gl.constexpr, MAIN: gl.constexpr, REST: gl.constexpr):
-    """What totals begin with: those of the main rows, side by side, then those of the rest."""
+    """Totals to start from: those of the main rows, side by side, then those of the rest."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MAIN, 16])
     totals = ()
     for _ in gl.static_range(SIDES):
@@ -143,7 +143,7 @@ def _multiply(
     bias, out, ring, rings, full, empty, place, sizes, num_steps, GROUP: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, SIDES: gl.constexpr, GROUPS: gl.constexpr, REST: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """A group: its outputs of all rows of the tile."""
+    """The loop of a multiplying group: its outputs of all rows of the tile."""
     STAGES: gl.constexpr = full.shape[0]
     totals = _no_sums(SIDES, rings[0].shape[1], REST)
     for step in range(num_steps):

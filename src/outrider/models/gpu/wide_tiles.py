@@ -1,8 +1,8 @@
-"""Which tile multiplies more than 64 rows (``wide.py``): the one whose programs, shared out evenly, should end first.
+"""The tile for a product of more than 64 rows (``wide.py``): the one whose programs, distributed evenly, should end first.
 
 A program's step takes as long as its products, of 128 rows at least, and a little more. All programs of one product take the
 same number of steps. Programs are shared out among the processors; the busiest one ends last, and a part of the last turn
-overlaps with what comes next. Fitted to 60 products of an 8B decoder on an H200 (``benchmarks/gpu_probe.py``): the chosen tile
+overlaps with what comes next. Fitted to 60 products of an 8B decoder on an H200 (``benchmarks/gpu_probe.py``). The chosen tile
 takes 1.004 times as long as the best one on average, and 1.06 times at most.
 """
 
@@ -30,7 +30,7 @@ _STEP = 32
 
 @lru_cache(maxsize=64)
 def telling_rows(num_outputs: int, num_parts: int, *, gated: bool, most: int) -> list[int]:
-    """Numbers of rows that have between them every tile that any number up to ``most`` has."""
+    """Numbers of rows that together use every tile that any number up to ``most`` uses."""
     found: dict[Tile, int] = {}
     for num_rows in range(64 + _STEP, most + 1, _STEP):
         found.setdefault(wide_tile(num_rows, num_outputs, num_parts, gated=gated), num_rows)

@@ -19,7 +19,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from outrider.models.heads.blocks import Blocks
+from outrider.models.heads.blocks import ResidualBlocks
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.head import Head, HeadNorm, PackedTexts
@@ -36,7 +36,7 @@ class TrigramEncoder(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.blocks = Blocks(NUM_TOKENS * size, 1)
+        self.blocks = ResidualBlocks(NUM_TOKENS * size, 1)
         self.out = nn.Linear(NUM_TOKENS * size, size, bias=False)
 
     def forward(self, embedded: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Sizes and switches of one set of heads, as its folder describes it (``reading.py``).
 
-taps: the residual stream entering layer i, and i = L for the last layer's output, as everywhere in this project; L + 1 alone
+taps: the residual stream entering layer i, and i = L for the last layer's output, as everywhere in this project. L + 1 alone
 stands for the last layer's keys and values, which the target's cache holds (LongSpec)
 """
 

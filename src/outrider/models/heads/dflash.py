@@ -1,6 +1,6 @@
 """DFlash: a block of open places is filled in one pass of a few layers that see the target's features and each other.
 
-The block begins with the newest token; every further place holds a mask token and answers for the token *at* that place, as a
+The block begins with the newest token. Every further place holds a mask token and answers for the token *at* that place, as a
 diffusion model with one denoising step does (Chen et al. 2026, arXiv 2602.06036). Places of a block look at each other in both
 directions. What the target knows is injected into every layer: its features, fused and scaled once, become keys and values
 there by the layer's own matrices, and never queries. Embedding and output matrix are the target's.

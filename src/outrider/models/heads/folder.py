@@ -1,7 +1,7 @@
 """Folders of trained heads: made for a target, written, read, and held against the target they are used with.
 
-A folder is complete: it carries copies of what the heads share with the target (embedding, final norm, output matrix), so
-that any target can use it, whatever runs that target.
+A folder is complete. It holds copies of the tensors that the heads share with the target (embedding, final norm, output
+matrix), so that it works with any engine that runs the target.
 """
 
 from __future__ import annotations

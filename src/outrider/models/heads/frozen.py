@@ -1,8 +1,10 @@
-"""Heads made quick for drafting: on a CPU one node at a time is all overhead, so matrices are stored as they are read fastest
-and norms take few operations, as in the lean decoder. The law is the same; such heads can no longer be trained or saved.
+"""Prepares heads for fast drafting. On a CPU, drafting one node at a time is mostly overhead. So matrices are stored in the
+fastest layout and norms take few operations, as in the lean decoder. The law is the same; such heads can no longer be trained
+or saved.
 
 Matrices rounded to 8 or 4 bits take less memory and change the law, so fewer guesses may be accepted. They are unpacked for
-every product, which makes drafting slower, not faster."""
+every product, which makes drafting slower, not faster.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from outrider.models.packed import GROUP, pack
 
 
 def quicken(head: Head, bits: int = 16) -> Head:
-    """The same heads, frozen, with matrices of this many bits. Changes ``head``. 16-bit matrices change on a CPU only."""
+    """Freeze heads and round their matrices to this many bits. Changes ``head``. 16-bit matrices change on a CPU only."""
     on_cpu = next(head.parameters()).device.type == "cpu"
     if not on_cpu and bits == 16:
         return head

@@ -1,8 +1,8 @@
 """What all trained heads are: from the target's states and the tokens after them to states of their own, and from those to
 logits.
 
-Depth k at place t of a text reads what is known at t (the target's states up to t, the tokens up to t + 1 + k) and answers
-for the token t + 2 + k, which is what the target itself says at place t + 1 + k:
+Depth k at place t of a text reads the target's states up to t and the tokens up to t + 1 + k. It answers for the token t + 2 +
+k, which the target itself predicts at place t + 1 + k:
 
     state_k(t) = body(features(<= t), x_{t+1} .. x_{t+1+k}),     q_k(t) = softmax(readout_k(state_k(t)))  ~  p(t + 1 + k)
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.decoder_weights import Weights
-from outrider.models.heads.blocks import Blocks, new_readouts, readout_of
+from outrider.models.heads.blocks import ResidualBlocks, new_readouts, readout_of
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind
@@ -34,7 +34,7 @@ class HydraBlock(nn.Module):
         width = (depth + 2) * config.hidden_size
         self.skip = nn.Linear(width, config.hidden_size, bias=False)
         self.mix = nn.Linear(width, config.hidden_size)
-        self.blocks = Blocks(config.hidden_size, config.num_blocks - 1)
+        self.blocks = ResidualBlocks(config.hidden_size, config.num_blocks - 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(self.skip(x) + F.silu(self.mix(x)))

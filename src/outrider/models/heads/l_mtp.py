@@ -1,8 +1,7 @@
 """L-MTP: heads that leap. Head i guesses the token 1 + s (i + 1) places on, so few heads reach far.
 
-The tokens between are what the same heads said one place earlier: with stride 2 the last two states of the target together
-cover every place ahead, and nothing is computed for it but the heads themselves (Liu et al. 2025, arXiv 2505.17505: "backward
-decoding").
+The tokens between are those that the same heads predicted one place earlier. With stride 2, the last two states of the target
+together cover every place ahead, and only the heads are computed (Liu et al. 2025, arXiv 2505.17505: "backward decoding").
 
     q_k(t) = softmax(W_i res_i(h_u)),      i = k div s,   u = t + 1 + (k mod s) - s       the token t + 2 + k, seen from place u
 
@@ -17,7 +16,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from outrider.models.heads.blocks import Blocks, new_readouts, readout_of
+from outrider.models.heads.blocks import ResidualBlocks, new_readouts, readout_of
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import HeadKind
@@ -33,7 +32,7 @@ class LMtpHead(Head):
         assert config.num_depths is not None
         self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
         count = -(-config.num_depths // config.stride)
-        self.blocks = nn.ModuleList(Blocks(config.hidden_size, config.num_blocks) for _ in range(count))
+        self.blocks = nn.ModuleList(ResidualBlocks(config.hidden_size, config.num_blocks) for _ in range(count))
         self.lm_heads = new_readouts(config, count)
 
     def back(self, depth: int) -> int:
@@ -58,7 +57,7 @@ class LMtpHead(Head):
         levels = (
             LevelWeights(
                 readout=Affine.of(readout_of(self.lm_heads, depth // self.config.stride)).weight,
-                blocks=Blocks.of(self.blocks[depth // stride]).native_weights(),
+                blocks=ResidualBlocks.of(self.blocks[depth // stride]).native_weights(),
                 place=stride - 1 - self.back(depth),
             )
             for depth in range(self.config.num_depths)

@@ -1,7 +1,7 @@
 """The decoder layer that EAGLE heads and Hydra++'s prefix have, and the three ways its attention is computed.
 
-In training all places of packed texts go through at once. Step k of EAGLE-3's training-time test looks at the true entries
-up to its own place and at its own drafted entries of steps 1 .. k, as it will when it drafts (Li et al. 2025, arXiv
+In training all places of packed texts go through at once. Step k of EAGLE-3's training-time test looks at the true entries up
+to its own place, and at its own drafted entries of steps 1 .. k. This is what it will do when it drafts (Li et al. 2025, arXiv
 2503.01840):
 
     softmax over  [ q_k(t) . k_0(j), j <= t ;   q_k(t) . k_i(t), i = 1 .. k ],      rotated as position t + i of step i
@@ -202,7 +202,7 @@ class CachedAttending(Attending):
         self._cache, self._rotation, self._sight, self._config, self._layer = cache, rotation, sight, config, layer
 
     def of_layer(self, layer: int) -> CachedAttending:
-        """The same nodes in another layer of the cache."""
+        """The nodes in another layer of the cache."""
         return CachedAttending(self._cache, self._rotation, self._sight, self._config, layer=layer)
 
     def put(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

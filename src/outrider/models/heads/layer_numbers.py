@@ -1,7 +1,7 @@
 """Which layers of the target heads read, and how others number them: the only place that knows.
 
-Here a tap i is the residual stream *entering* layer i, and i = L the last layer's output. vLLM counts the same way; SGLang, and
-DFlash's plain format, count layer *outputs*, so that our i is their i - 1.
+Here a tap i is the residual stream *entering* layer i, and i = L the last layer's output. The engine vLLM counts the same way.
+SGLang, and DFlash's plain format, count layer *outputs*, so that our i is their i - 1.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ context. Embedding and output matrix are the target's. (Yang et al. 2025, arXiv 
     a_i = e(x_i) + SA(n1 e(x_j), i - W < j <= i),      c_k(t) = a_{t+1+k} + CA(n2 a_{t+1+k};  K_L, V_L of places <= t)
     s_k(t) = c_k + mlp(n3 c_k),      q_k(t) = softmax(W_target s_k(t))
 
-Keys and values of the self-attention depend on tokens alone, so every depth is trained exactly as it drafts: depth k sees the
+Keys and values of the self-attention depend on tokens alone, so every depth is trained exactly as it drafts. Depth k sees the
 target's entries up to k + 1 places before its own token. (The paper draws one such delay per batch.)
 
-Anchor offsets: while training, positions from a random small one on are moved by one random offset up to ``max_offset``, so
-that short texts teach long distances to the first tokens. The target's keys are turned on by the offset; that its deeper
-states would change a little with the distance is left out.
+Anchor offsets: while training, positions from a random small one on are moved by one random offset up to ``max_offset``. So
+short texts teach long distances to the first tokens. The target's keys are turned on by the offset; that its deeper states
+would change a little with the distance is left out.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import ClassVar, final
 
 from torch import Tensor, nn
 
-from outrider.models.heads.blocks import Blocks, new_readouts, readout_of
+from outrider.models.heads.blocks import ResidualBlocks, new_readouts, readout_of
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, HeadNorm, PackedTexts
 from outrider.models.heads.kind import Exported, HeadKind, only
@@ -34,7 +34,7 @@ class MedusaHead(Head):
         super().__init__(config)
         assert config.num_depths is not None
         self.target_norm = HeadNorm(config.hidden_size, config.norm_eps)
-        self.blocks = nn.ModuleList(Blocks(config.hidden_size, config.num_blocks) for _ in range(config.num_depths))
+        self.blocks = nn.ModuleList(ResidualBlocks(config.hidden_size, config.num_blocks) for _ in range(config.num_depths))
         self.lm_heads = new_readouts(config, config.num_depths)
 
     def state(self, depth: int, feature: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class MedusaHead(Head):
     def native_levels(self) -> HeadWeights:
         levels = (
             LevelWeights(readout=Affine.of(readout_of(self.lm_heads, depth)).weight, blocks=blocks.native_weights())
-            for depth, blocks in enumerate(map(Blocks.of, self.blocks))
+            for depth, blocks in enumerate(map(ResidualBlocks.of, self.blocks))
         )
         return HeadWeights(levels=tuple(levels), state_norm=self.target_norm.weight.data)
 

@@ -1,7 +1,7 @@
 """P-EAGLE: EAGLE-3's layer drafts a whole block in one pass, from places held open for tokens it does not know yet.
 
 The first place of the block is EAGLE-3's own column: three layers of the target and the token after them. Every further place
-holds a mask token and one learned vector instead of features, and looks at the true columns and at the places of its own block
+holds a mask token and one learned vector instead of features. It looks at the true columns and at the places of its own block
 before it (Hui et al. 2026, arXiv 2602.01469; vLLM's parallel drafting). Nothing is fed back, so all depths come out together:
 what EAGLE-3 gains by reading its own guesses is given up for one pass instead of K.
 

@@ -1,7 +1,7 @@
-"""What a folder of trained heads says about itself, read from its ``config.json``.
+"""The configuration of trained heads, read from the ``config.json`` of their folder.
 
-``config.json`` is the plain format that other engines read (EAGLE-1 and EAGLE-3: a Llama config of one layer; Medusa and the
-MLP speculator: their own), plus one block of ours, ``outrider``: the kind, the tapped layers, and what identifies the target.
+``config.json`` is the plain format that other engines read. EAGLE-1 and EAGLE-3 have a Llama config of one layer; Medusa and
+the MLP speculator have their own. We add one block, ``outrider``: the kind, the tapped layers, and what identifies the target.
 A public checkpoint without the block is understood where its architecture leaves no doubt.
 """
 

@@ -18,7 +18,7 @@ from outrider.models.heads.reading import TARGET_FOLDER_KEYS
 
 
 def trimmed(head: Head, ids: Tensor) -> Head:
-    """The same heads, restricted to the target's tokens ``ids``, ascending. Tokens they already lacked stay out."""
+    """Heads restricted to the target's tokens ``ids``, ascending. Tokens they already lacked stay out."""
     config, kind = head.config, KINDS[head.config.kind]
     kept = torch.isin(head.target_ids.cpu(), ids).nonzero()[:, 0]
     if not len(kept):

@@ -1,9 +1,9 @@
 """What heads for vision-language targets share: which columns are an image's, and what a layer reads in their place.
 
 A column is (the target's state at a place, the token after it). A column is visual where that token is an image's placeholder.
-The target's first tap is what entered its first layer, which at such a place is the image's embedding: heads that read taps 0
-and L see images through the states they are given anyway. An image is a run of visual columns. A kind says what enters the
-draft's layer for a run: one vector a column, or fewer. What enters stays at its own column, so positions never change; the
+The target's first tap is the input of its first layer, which at such a place is the image's embedding. So heads that read taps
+0 and L see images through the states that they are given anyway. An image is a run of visual columns. A kind says what enters
+the draft's layer for a run: one vector a column, or fewer. What enters stays at its own column, so positions never change; the
 other columns of the run are left out of the layer, and of the draft's cache.
 
     text column c      fc [e(x_{c+1}) ; s_c]                        s_c = norm(h_L)_c, or the draft's own state below the root

@@ -1,4 +1,6 @@
-"""The CPU fast path: a decoder pass as one native call (``decoder.cpp``), beside its PyTorch twin (``models/decoder.py``)."""
+"""The fast path on a CPU: a decoder pass as one native call (``decoder.cpp``), beside its PyTorch twin
+(``models/decoder.py``).
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,14 @@ __all__ = [
 
 
 def auto_types() -> frozenset[torch.dtype]:
-    """Types that ``dtype="auto"`` takes on this CPU for a checkpoint stored in them; others are widened to float32."""
+    """Types that ``dtype="auto"`` keeps on this CPU for a checkpoint stored in them. Other types are widened to float32."""
     if can_build():
         return isa_here().auto_types
     return frozenset({torch.float32, torch.bfloat16} if has_bfloat16() else {torch.float32})
 
 
 def floats_kept() -> frozenset[str]:
-    """Float types whose matrices in a GGUF file are fastest as stored on this CPU."""
+    """Float types of GGUF matrices that are fastest on this CPU when kept as stored."""
     isa = isa_here() if can_build() else None
     if isa is None:
         return frozenset()
@@ -49,7 +51,7 @@ def floats_kept() -> frozenset[str]:
 def fastest_decoder(
     config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None, page_len: int = 0
 ) -> Decoder | NativeDecoder:
-    """The native decoder where it can run, PyTorch's where it cannot: one of the two for the life of the model."""
+    """The native decoder if it can run, otherwise PyTorch's. A model keeps the same decoder all its life."""
     native = native_decoder(config, weights, bits, joint=joint, page_len=page_len)
     return native or Decoder(config, weights, page_len, bits=bits, joint=joint)
 
@@ -57,7 +59,7 @@ def fastest_decoder(
 def native_decoder(
     config: ModelConfig, weights: Weights, bits: int = 16, *, joint: Joint | None = None, page_len: int = 0
 ) -> NativeDecoder | None:
-    """The native decoder; None where it cannot run. ``page_len`` 0 leaves the tokens of a page to it."""
+    """The native decoder; None if it cannot run. With ``page_len`` 0 it chooses the tokens of a page itself."""
     is_known = can_run(config, weights.dtype, weights.embedding.device) and (weights.file is None or multiplies_stored(config))
     library = built_library() if is_known else None
     return (

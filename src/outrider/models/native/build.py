@@ -1,10 +1,9 @@
 """Compiles the native pass once per machine and keeps it.
 
-The sources are small and need no headers but the compiler's, so this takes a few seconds, and only the first time: the result
-is named after the sources, the compiler, the processor and the instruction set (``OUTRIDER_ISA``), and lies in the user's cache
-folder (``OUTRIDER_CACHE`` moves it).
-Where there is no compiler, the library that a wheel brings along is used (``prebuilt.py``). Where there is neither, or with
-``OUTRIDER_NATIVE=0``, everything runs in PyTorch instead.
+The sources need no headers but the compiler's. They are compiled once: the library is named after the sources, the compiler,
+the processor and the instruction set (``OUTRIDER_ISA``), and kept in the user's cache folder (``OUTRIDER_CACHE`` moves it).
+Without a compiler, the library inside the wheel is used (``prebuilt.py``). Without either, or with ``OUTRIDER_NATIVE=0``,
+everything runs in PyTorch.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from outrider.models.native.prebuilt import prebuilt_library
 
 _SOURCE = FOLDER / "decoder.cpp"
 FLAGS = ("-O3", "-ffp-contract=fast", "--param=avoid-fma-max-bits=0", "-pthread", "-Wno-psabi")
-"""The last but two joins products and sums everywhere: some processors' tuning would not, and find other bits."""
+"""Compiler flags. The last but two fuses products and sums everywhere, because the tuning of some processors would not, and
+would give other bits."""
 
 
 class Build:
-    """The library, as soon as there is one. ``library`` never waits; ``wait`` does."""
+    """The library, as soon as it is built. ``library`` never waits, ``wait`` does."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -38,7 +38,7 @@ class Build:
         self._is_done = False
 
     def start(self) -> None:
-        """Open the library if it was built before; begin to build it in the background otherwise."""
+        """Open the library if it was built before; otherwise begin to build it in the background."""
         with self._lock:
             if self._is_done or self._thread is not None:
                 return
@@ -81,8 +81,8 @@ BUILD = Build()
 
 
 def built_library() -> ctypes.CDLL | None:
-    """The library; None where it cannot be had. Waits for the first build on a machine, and says so: a process that began in
-    PyTorch and went native later would write other texts from the same seed."""
+    """The library; None if it cannot be had. Waits for the first build on a machine, and says so. A process that started in
+    PyTorch and switched later would write other texts from the same seed."""
     BUILD.start()
     if BUILD.is_running:
         began = time.perf_counter()
@@ -93,18 +93,18 @@ def built_library() -> ctypes.CDLL | None:
 
 
 def ready_to_measure() -> None:
-    """Wait for the first build before anything is measured; a GPU has none."""
+    """Wait for the first build before a measurement. Does nothing on a GPU."""
     if not torch.cuda.is_available():
         built_library()
 
 
 def can_build() -> bool:
-    """The native pass is wanted and can be had: from a compiler, or from the wheel."""
+    """Whether the native pass is wanted and available, from a compiler or from the wheel."""
     return is_wanted() and (find_compiler() is not None or prebuilt_library() is not None)
 
 
 def _compiler() -> str | None:
-    """A C++ compiler, unless the user wants none."""
+    """A C++ compiler, unless the user disabled native code."""
     if not is_wanted():
         return None
     found = find_compiler()
@@ -118,7 +118,7 @@ def _compiler() -> str | None:
 
 
 def _path(compiler: str) -> Path:
-    """Where the library for these sources, this compiler and this processor lies."""
+    """Path of the library for these sources, this compiler and this processor."""
     sources = (_SOURCE, *sorted(FOLDER.rglob("*.hpp")))
     return kept_path(compiler, "native", sources, (*FLAGS, *isa_here().flags))
 
@@ -129,7 +129,7 @@ def _open(path: Path) -> ctypes.CDLL | None:
 
 
 def _open_prebuilt() -> ctypes.CDLL | None:
-    """The library that the wheel brought, where it is wanted and this system can load it."""
+    """The library in the wheel, if it is wanted and this system can load it."""
     path = prebuilt_library() if is_wanted() else None
     try:
         return None if path is None else _open(path)

@@ -1,4 +1,4 @@
-"""The random numbers of the sampler and the target's choices, each as one native call."""
+"""Native calls for the sampler's random numbers and for the target's choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from outrider.models.native.structs import ChoicesStruct, ShapingStruct
 
 
 def gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
-    """[..., length] standard Gumbel numbers, float32: ``core.rng.gumbel_stream`` to within the last bit of a logarithm."""
+    """[..., length] standard Gumbel numbers in float32. They equal ``core.rng.gumbel_stream`` to within the last bit of a
+    logarithm."""
     keys = keys.contiguous()
     numbers = torch.empty(*keys.shape, length)
     library.outrider_gumbel(ctypes.c_void_p(keys.data_ptr()), keys.numel(), length, ctypes.c_void_p(numbers.data_ptr()))
@@ -25,8 +26,8 @@ def gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
 def choose(
     library: ctypes.CDLL, logits: Tensor, tempering: Tempering, *, noise: Noise, tree: TokenTree, start: int, masks: Masks
 ) -> tuple[Tensor, int]:
-    """[B, M] the target's choices, as ``core.sampling.Law`` makes them with the numbers of ``gumbel_stream``. Where PyTorch's
-    rounding decides whether a cut keeps the chosen token, it is -1; the number of such choices comes with them."""
+    """[B, M] the target's choices, as ``core.sampling.Law`` makes them with the numbers of ``gumbel_stream``. A choice is -1 if
+    PyTorch's rounding decides whether a cut keeps it. Also returns the number of such choices."""
     logits, chosen = logits.contiguous(), torch.empty(logits.shape[:2], dtype=torch.int64)
     tokens, parents = tree.tokens.contiguous(), None if tree.is_chain else tree.parents.contiguous()
     batch_size, num_nodes, vocab_size = logits.shape

@@ -1,6 +1,6 @@
-"""The C++ compiler of this machine, and what it made, which is kept.
+"""The C++ compiler of this machine, and the cache of compiled libraries.
 
-What is compiled lies in the user's cache folder (``OUTRIDER_CACHE`` moves it), named after the sources, the flags, the compiler
+Libraries are kept in the user's cache folder (``OUTRIDER_CACHE`` moves it), named after the sources, the flags, the compiler
 and the processor.
 """
 
@@ -22,18 +22,18 @@ _SECONDS = 900
 
 
 def is_wanted() -> bool:
-    """Native code is used at all: not with ``OUTRIDER_NATIVE=0``."""
+    """Whether native code is used at all; not with ``OUTRIDER_NATIVE=0``."""
     return os.environ.get("OUTRIDER_NATIVE", "1") != "0"
 
 
 def find_compiler() -> str | None:
-    """A C++ compiler: the one that ``CXX`` names, or a usual one."""
+    """The C++ compiler that ``CXX`` names, or a usual one."""
     wanted = os.environ.get("CXX")
     return shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
 
 
 def kept_path(compiler: str, name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """Where the library of these sources, this compiler and this processor lies."""
+    """Path of the library of these sources for this compiler and this processor."""
     digest = hashlib.sha256()
     for path in sources:
         digest.update(path.read_bytes())
@@ -42,7 +42,7 @@ def kept_path(compiler: str, name: str, sources: Sequence[Path], flags: Sequence
 
 
 def compile_library(compiler: str, source: Path, flags: Sequence[str], path: Path) -> None:
-    """Into a temporary name first: another process may be doing the same."""
+    """Compile under a temporary name first, because another process may be doing the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
@@ -55,7 +55,7 @@ def compile_library(compiler: str, source: Path, flags: Sequence[str], path: Pat
 
 
 def cache_folder() -> Path:
-    """Where what was built or measured on this machine is kept (``OUTRIDER_CACHE``, or the user's cache folder)."""
+    """Folder of everything that was built or measured on this machine (``OUTRIDER_CACHE``, or the user's cache folder)."""
     folder = os.environ.get("OUTRIDER_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "outrider")
     return Path(folder).expanduser()
 
@@ -68,7 +68,7 @@ def _version(compiler: str) -> str:
 
 @cache
 def processor() -> str:
-    """What tells this machine's processor from others."""
+    """Text that identifies this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""A decoder whose pass is one native call: the same interface, cache and numbers as its twin ``models/decoder.py``.
+"""A decoder whose pass is one native call. Interface, cache and numbers are those of its twin ``models/decoder.py``.
 
-A small model on a CPU spends its time calling operators; a large one waits for memory while threads meet after each of them.
-Here the layers are a loop in C++ over packed weights, no mask is built, and padding is not computed. Every output is one
-chain of additions in a fixed order, so a node's scores do not depend on what else is in the pass: speculative and plain
-decoding agree bit for bit, in bfloat16 too.
+On a CPU, a small model spends its time calling operators. A large one waits for memory, and its threads synchronise after every
+operator. Here the layers are a loop in C++ over packed weights, no mask is built, and padding is not computed. Every output is
+one chain of additions in a fixed order, so a node's scores do not depend on what else is in the pass. Therefore speculative and
+plain decoding agree bit for bit, in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ _CHUNK = 256
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Wanted:
-    """What one call computes, and what it gives back."""
+    """The work of one call, and which results it returns."""
 
     first: int = 0
     last: int
     logits: bool = False
     hidden: Tensor | None = None
-    """[B, N, H] float32: read when the pass begins above the first layer, written when it ends."""
+    """[B, N, H] float32 states. Read when the pass starts above the first layer, and written when it ends."""
     taps: Sequence[int] = ()
     route: Route | None = None
 
 
 @final
 class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
-    """A frozen decoder on a CPU, on as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
+    """A frozen decoder on a CPU, with as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
 
     traits = TargetTraits(is_invariant=True, pads=False, has_own_threads=True)
 
@@ -79,8 +79,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         page_len: int = PAGE_LEN,
         logit_type: torch.dtype = torch.float32,
     ) -> None:
-        """``bits`` (16, 8) of the matrices of a bfloat16 model; ``page_len`` (a power of two) tokens of a page of keys. With a
-        ``joint``, config and weights are one rank's share. Logits are rounded to ``logit_type``, and given out as floats."""
+        """``bits`` (16 or 8) of the matrices of a bfloat16 model; ``page_len`` (a power of two) tokens of a page of keys. With
+        a ``joint``, config and weights are one rank's share. Logits are rounded to ``logit_type`` and returned as floats."""
         config, weights = with_wider_heads(config, weights, -(-config.head_dim // LANES) * LANES)
         self.config = config
         self.has_windows = any(window is not None for window in config.windows)
@@ -111,7 +111,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the packed matrices, the head included."""
+        """Bytes of the packed matrices, the head included."""
         return self._model.num_bytes
 
     def new_cache(self, batch_size: int) -> PagedCache:
@@ -149,7 +149,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return hidden
 
     def carried(self, tree: TokenTree, cache: Cache, hidden: Tensor) -> Tensor:
-        """[B, N, H] float32 states after all layers, from those that enter the first, for models that embed nothing."""
+        """[B, N, H] float32 states after all layers, from the states that enter the first one, for models without an
+        embedding."""
         self._own(cache).reserve_each(tree.sizes)
         states = hidden.to(torch.float32, copy=True).contiguous()
         self._run(tree, cache, 0, _Wanted(last=self.num_layers, hidden=states))
@@ -161,13 +162,14 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return twin
 
     def guessing(self, ids: Tensor, vocab_size: int) -> NativeDecoder:
-        """A twin whose row i of the output matrix is of token ``ids[i]``, of so many. Its guesses are such tokens."""
+        """A version of this decoder for guessing. Row i of its output matrix belongs to token ``ids[i]``, and its guesses are
+        such tokens."""
         twin = copy(self)
         twin._ids, twin._guessed_size = ids.to(torch.int64).contiguous(), vocab_size
         return twin
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., V] from the last layer's output [..., H], the final norm included."""
+        """[..., V] from the last layer's output [..., H], with the final norm applied."""
         rows = hidden.float().reshape(1, -1, self.config.hidden_size).contiguous()
         tree = TokenTree.chain(torch.zeros(rows.shape[:2], dtype=torch.int64))
         out, _ = self._run(
@@ -177,7 +179,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return out.view(*hidden.shape[:-1], self.vocab_size)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[..., H] what enters the first layer."""
+        """[..., H] input of the first layer."""
         scale = self.config.embedding_scale
         if self._embedding is None:
             return self._dequantised(tokens.contiguous())
@@ -192,7 +194,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return rows
 
     def _begun(self, tree: TokenTree, cache: Cache, resume: Resume) -> Tensor:
-        """[B, N, H] what enters layer ``resume.layer``, at the nodes that have not been through those below it too."""
+        """[B, N, H] input of layer ``resume.layer``, also at nodes that have not been through the layers below it."""
         begun, hidden = resume.num_nodes, resume.hidden.float()
         if begun == tree.num_nodes:
             return hidden.contiguous()
@@ -224,7 +226,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return self.grown(fed, cache, Growing(search, plan, tempering, noise, ids=self._ids))
 
     def grown(self, fed: TokenTree, cache: Cache, growing: Growing) -> tuple[TokenTree, Tensor]:
-        """As ``guess_tree``, behind chains that the cache has room for."""
+        """Grow best-first trees below chains for which the cache has room (see ``guess_tree``)."""
         grown = GrownTrees(growing, self._guessed_size)
         with self.pool.lock:
             call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers, hidden=growing.states), ahead=grown.depth)
@@ -234,7 +236,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return grown.below(fed.tokens.gather(1, last[:, None])[:, 0])
 
     def _to_feed(self, rows: Sequence[Sequence[int]], cache: Cache, *, ahead: int) -> TokenTree:
-        """The rows as chains, on a cache with room for ``ahead`` tokens more; all but the last token of long ones is read."""
+        """The rows as chains, on a cache with room for ``ahead`` more tokens. Of long ones, all but the last token is read."""
         if max(len(row) for row in rows) > _CHUNK:
             self.prefill([row[:-1] for row in rows], cache)
             rows = [row[-1:] for row in rows]
@@ -245,7 +247,8 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     def _run(
         self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted
     ) -> tuple[Tensor | None, Mapping[int, Tensor]]:
-        """Nodes ``start``.. through layers ``first`` to ``last``: logits [B, N, V] if wanted, and the taps [B, N, H]."""
+        """Run nodes ``start``.. through layers ``first`` to ``last``. Returns logits [B, N, V] if wanted, and the taps [B, N,
+        H]."""
         batch_size, num_nodes = tree.batch_size, tree.num_nodes - start
         new = torch.zeros if tree.is_ragged else torch.empty  # what is padding is not computed
         logits = new(batch_size, num_nodes, self.vocab_size) if wanted.logits else None
@@ -264,7 +267,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return logits, {} if tapped is None else StackedTaps(taps, tapped, self.dtype)
 
     def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
-        """The description of one call, on a cache that has room for it and ``ahead`` tokens more."""
+        """The description of one call, on a cache with room for the pass and for ``ahead`` more tokens."""
         lengths = [0] * tree.batch_size if cache is None else cache.lengths
         for table in self._tables:
             table.reach(max(lengths) + tree.num_nodes + ahead)
@@ -289,7 +292,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return cache
 
     def _entered(self, tree: TokenTree, start: int, hidden: Tensor | None) -> Tensor:
-        """[B, N, H] float32 what enters the first layer of a share, in ``hidden`` if there is one."""
+        """[B, N, H] float32 input of the first layer of a share, written to ``hidden`` if given."""
         assert self._joint is not None and self._embedding is not None
         states = self._joint.embed(self._embedding, tree.tokens[:, start:]).float() * self.config.embedding_scale
         return states.contiguous() if hidden is None else hidden.copy_(states)

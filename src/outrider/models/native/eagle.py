@@ -1,4 +1,4 @@
-"""EAGLE heads as native models of one layer: a whole tree of theirs is one call."""
+"""EAGLE heads as native models of one layer: a whole tree is one call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from outrider.models.native.head_layer import native_layer
 
 
 def native_eagle(head: EagleHead) -> NativeEagle | None:
-    """The head on a CPU; None where the native pass does not know its layer, or cannot run."""
+    """The head on a CPU; None if the native pass does not support its layer, or cannot run."""
     model = native_layer(head.config.layer, head.native_weights())
     return None if model is None else NativeEagle(head, model)
 
 
 @final
 class NativeEagle:
-    """Grows best-first trees behind columns (state, token after it) that it reads first."""
+    """Grows best-first trees behind columns (a state and the token after it), which it reads first."""
 
     def __init__(self, head: EagleHead, model: NativeDecoder) -> None:
         self._head, self._model = head, model

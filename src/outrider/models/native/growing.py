@@ -1,4 +1,4 @@
-"""What native code needs to know to grow best-first trees in one call, and the arrays it writes them to."""
+"""Options and output arrays of best-first trees that native code grows in one call."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from outrider.models.native.structs import ShapingStruct, TreeStruct
 
 @dataclass(frozen=True, eq=False)
 class Growing:
-    """What a tree grows by."""
+    """Options of a tree that native code grows."""
 
     search: TreeSearch
     plan: Plan
     tempering: Tempering
     noise: Noise
     states: Tensor | None = None
-    """[B, N, H] float32, contiguous: what the chains' nodes enter with, in models that continue states. Overwritten."""
+    """[B, N, H] float32, contiguous: the input states of the chains' nodes, in models that continue states. They are
+    overwritten."""
     ids: Tensor | None = None
-    """[V] the target's token for each of the model's, where they are others."""
+    """[V] the target's token for each token of the model, where the two differ."""
     vocab_size: int = 0
-    """Tokens of the target, where they are others."""
+    """The target's vocabulary size, where the two differ."""
     in_beams: bool = False
-    """The tree holds the likeliest whole paths, not the likeliest nodes."""
+    """Whether the tree holds the likeliest whole paths instead of the likeliest nodes."""
 
 
 @final
@@ -57,7 +58,8 @@ class GrownTrees:
         self._held = shaping, given, growing.ids
 
     def below(self, roots: Tensor) -> tuple[TokenTree, Tensor]:
-        """The trees below the roots [B], and [B, N] their nodes' numbers among those fed, 0 where they were not."""
+        """The trees below the roots [B], and [B, N] the number of each node among the fed ones, 0 for nodes that were not
+        fed."""
         tokens, parents, num_nodes = self._tokens, self._parents, int(self._counts.max())
         tokens[:, 0] = roots
         sizes = tuple(self._counts.tolist())

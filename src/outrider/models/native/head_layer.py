@@ -16,11 +16,11 @@ _PLAIN: dict[str, Any] = {
     **{"attention_softcap": None, "final_softcap": None},
     **{"embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
 }
-"""What the layers of heads are, whatever their target is."""
+"""Features of the layers of heads, whatever their target has."""
 
 
 def native_layer(layer: ModelConfig | None, weights: Weights | None) -> NativeDecoder | None:
-    """The layer on a CPU; None where the native pass does not know it, or cannot run. Its tokens are those of the output
+    """The layer on a CPU; None if the native pass does not support it, or cannot run. Its tokens are those of the output
     matrix."""
     if weights is None or layer is None or layer.hidden_size % (2 * LANES) or layer.head_dim % LANES:
         return None

@@ -1,4 +1,4 @@
-"""Heads without attention on a CPU: a whole best-first tree of theirs is one call (``heads.hpp``)."""
+"""Heads without attention on a CPU: a whole best-first tree is one native call (``heads.hpp``)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _CallStruct(Structure):
 
 
 def native_heads(head: Head) -> NativeHeads | None:
-    """The heads on a CPU; None where native code does not know their kind, or cannot run."""
+    """The heads on a CPU; None if native code does not support their kind, or cannot run."""
     weights, like = head.native_levels(), next(head.parameters())
     if weights is None or like.device.type != "cpu" or like.dtype not in _TYPES:
         return None
@@ -60,10 +60,10 @@ def native_heads(head: Head) -> NativeHeads | None:
 
 @final
 class NativeHeads:
-    """Grows best-first trees below roots, from the target's newest states. Owns what the structures point to."""
+    """Grows best-first trees below roots, from the target's newest states. It owns the memory that its structures point to."""
 
     def __init__(self, library: ctypes.CDLL, head: Head, weights: HeadWeights) -> None:
-        """Matrices in IEEE's 16 bits are widened."""
+        """Packs the matrices; those in IEEE's 16 bits are widened."""
         config, parameter = head.config, next(head.parameters()).dtype
         self._dtype = torch.bfloat16 if parameter == torch.bfloat16 else torch.float32
         self._library, self._kept, self._packed = library, list[object](), dict[int, int]()
@@ -110,7 +110,7 @@ class NativeHeads:
         )
 
     def _matrix(self, affine: Affine) -> MatrixStruct:
-        """A packed matrix. What several levels share is packed once."""
+        """A packed matrix. A matrix that several levels share is packed once."""
         outputs, inputs = affine.weight.shape
         source = affine.weight.data_ptr()
         if source not in self._packed:
@@ -132,7 +132,7 @@ class NativeHeads:
 
 
 def _matrices(weights: HeadWeights) -> list[Tensor]:
-    """Every matrix once."""
+    """Each matrix once."""
     found = dict[int, Tensor]()
     for level in weights.levels:
         affines = [one for one in (level.cell, level.enter, level.bent, *level.blocks) if one is not None]

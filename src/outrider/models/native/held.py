@@ -1,13 +1,13 @@
-"""The native pass on a model that somebody holds in memory already: its matrices stay where they are.
+"""The native pass on a model that is already in memory, such as a transformers model: its matrices stay where they are.
 
-A held matrix is a table of its rows, as that of a stored one is (``gguf/stored.py``): where a row begins in memory, and the
-type ``HELD``. Rows are joined and reordered as those of any matrix. Sixteen of them make a block, which is turned into the
-layout of the products just before it is multiplied (``in_place.hpp``). So the bits are those of a model that was packed.
+A held matrix is a table of its rows, like a stored one (``gguf/stored.py``): the address of each row, and the type ``HELD``.
+Tables can be joined and reordered like matrices. Sixteen rows make a block, which is converted to the layout of the products
+just before it is multiplied (``in_place.hpp``). So the results equal those of a packed model, bit for bit.
 
-Norms and biases are small and are copied where their type is not float32. Whoever changes a model in place opens it again.
+Norms and biases are small, and are copied if their type is not float32. After changing a model in place, open it again.
 
-Logits are rounded to the type of the model, as its own head rounds them. In bfloat16 several tokens often share the best logit
-then, and the first of them is chosen, as by the model's own modules.
+Logits are rounded to the type of the model, as its own head rounds them. In bfloat16, several tokens then often share the best
+logit. The first of them is chosen, as by the model's own modules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 @final
 class HeldTensors(TensorSource):
-    """Tensors in somebody's memory. Matrices are tables of their rows."""
+    """Tensors that another program part holds in memory. Matrices are tables of their rows."""
 
     def __init__(self, tensors: Mapping[str, Tensor], origin: str) -> None:
         self.origin = origin
@@ -46,7 +46,7 @@ class HeldTensors(TensorSource):
 
     @property
     def are_read(self) -> bool:
-        """Whether every tensor was asked for."""
+        """Whether every tensor was used."""
         return not self._unread
 
     def read(self, name: str) -> Tensor:
@@ -59,8 +59,8 @@ class HeldTensors(TensorSource):
 
 
 def held_decoder(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str) -> NativeDecoder | None:
-    """A decoder on ``tensors``, which are named as in a checkpoint; None where the native pass cannot run, or where they do not
-    lie as it reads them. It sees what is changed in matrices, and reads memory that must live as long as it does."""
+    """A decoder on ``tensors``, which are named as in a checkpoint; None if the native pass cannot run, or cannot read them
+    where they are. It sees later changes of matrices. The tensors must live as long as the decoder."""
     embedding = next((tensor for name, tensor in tensors.items() if name.endswith(_EMBEDDING)), None)
     if embedding is None or config.experts is not None or not multiplies_stored(config):
         return None
@@ -78,25 +78,25 @@ def held_decoder(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str
 
 
 def _lies_in_rows(tensors: Mapping[str, Tensor], like: Tensor) -> bool:
-    """All on one device, of one type, from end to end, in whole words."""
+    """Whether the tensors have one device and one type, are contiguous, and consist of whole words."""
     alike = all(tensor.device == like.device and tensor.dtype == like.dtype for tensor in tensors.values())
     matrices = [tensor for tensor in tensors.values() if tensor.dim() == 2]
     return alike and all(one.is_contiguous() and one.shape[1] * one.element_size() % 4 == 0 for one in matrices)
 
 
 def _table(matrix: Tensor) -> Tensor:
-    """[out, 2] where every row begins, and the type."""
+    """[out, 2] address and type of every row."""
     row_bytes = matrix.shape[1] * matrix.element_size()
     begins = matrix.data_ptr() + row_bytes * torch.arange(len(matrix), dtype=STORED_ROWS)
     return torch.stack((begins, torch.full_like(begins, HELD)), 1)
 
 
 def _are_blocks(layer: LayerWeights, config: ModelConfig) -> bool:
-    """Whether sixteen rows that are multiplied together lie together: some rotary layouts move the rows of a head."""
+    """Whether the sixteen rows of every block are evenly spaced. Some rotary layouts move the rows of a head."""
     steps = [_steps(layer.qkv), _steps(layer.gate_up)]
     return config.mlp_size % _BLOCK == 0 and all(bool((found == found[0, 0]).all()) for found in steps)
 
 
 def _steps(table: Tensor) -> Tensor:
-    """[blocks, 15] bytes from a row to the next within sixteen."""
+    """[blocks, 15] bytes from each row of a block to the next."""
     return table[:, 0].unflatten(0, (-1, _BLOCK)).diff(dim=1)

@@ -1,9 +1,9 @@
-"""The instruction sets the native pass knows (``isa/``), and which of them this machine gets.
+"""The instruction sets that the native pass supports (``isa/``), and the choice among them.
 
-A machine gets the best set it has. ``OUTRIDER_ISA`` asks for a lesser one, to test it or to compare: the text of one set need
-not be that of another to the last bit, since they fuse and round differently, but each is bit-identical with itself.
+A machine runs the best set it has. ``OUTRIDER_ISA`` selects a lesser one for tests and comparisons. Two sets may give different
+texts, since they fuse and round differently. Each set is bit-identical with itself.
 
-What the processor has is asked of ``sets.cpp``, which a wheel brings along and which a compiler makes in an instant.
+``sets.cpp`` asks the processor what it has. It is compiled in an instant, and wheels contain it compiled.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _VARIABLE = "OUTRIDER_ISA"
 
 @dataclass(frozen=True)
 class Isa:
-    """One header of ``isa/`` and how it is compiled."""
+    """One header of ``isa/`` and its compiler flags."""
 
     name: str
     flags: tuple[str, ...]
-    """Flags of the compiler: code for every processor that has the set."""
+    """Compiler flags for every processor that has the set."""
     auto_types: frozenset[torch.dtype]
-    """Types that ``dtype="auto"`` takes for a checkpoint stored in them; others are widened to float32."""
+    """Types that ``dtype="auto"`` keeps for a checkpoint stored in them. Others are widened to float32."""
     adds_halves: bool = False
-    """Whether products of IEEE's 16 bits are added in 16 bits (``half_sums.hpp``), so that F16 files are fastest as stored."""
+    """Whether products of IEEE's 16 bits are summed in 16 bits (``half_sums.hpp``), so that F16 files are fastest as stored."""
     reads_halves: bool = False
-    """Whether floats of 16 bits are widened as fast as they are read, so that F16 and BF16 files are fastest as stored. Tiles
-    multiply bfloat16 itself, which is faster still."""
+    """Whether floats of 16 bits are widened as fast as they are read, so that F16 and BF16 files are fastest as stored. Sets
+    with matrix tiles multiply bfloat16 directly, which is faster still."""
 
 
 _FLOAT = frozenset({torch.float32})
@@ -64,7 +64,7 @@ _OTHER = (Isa("generic", (_GENERIC,), _FLOAT),)
 
 
 def isa_here(environment: Mapping[str, str] = os.environ) -> Isa:
-    """The set this machine runs: the best it has, or the lesser one that ``OUTRIDER_ISA`` names."""
+    """The set that this machine runs: its best one, or the one that ``OUTRIDER_ISA`` names."""
     known = sets_here()
     wanted = environment.get(_VARIABLE, "auto")
     if wanted in ("", "auto"):
@@ -80,7 +80,7 @@ def isa_here(environment: Mapping[str, str] = os.environ) -> Isa:
 
 
 def sets_here() -> tuple[Isa, ...]:
-    """The sets this machine has, the best first; the generic one alone where no native code can be had."""
+    """The sets that this machine has, best first; only the generic one where no native code can be had."""
     names = _names_here(is_wanted()) or ("generic",)
     return tuple(isa for isa in _sets_of(platform.machine().lower()) if isa.name in names)
 
@@ -91,7 +91,7 @@ def _sets_of(machine: str) -> tuple[Isa, ...]:
 
 @cache
 def _names_here(can_ask: bool) -> tuple[str, ...]:
-    """What the processor says it has; nothing where it cannot be asked."""
+    """Names that the processor reports; empty if it cannot be asked."""
     path = (_prebuilt_question() or _compiled_question()) if can_ask else None
     try:
         library = None if path is None else ctypes.CDLL(str(path))
@@ -104,7 +104,7 @@ def _names_here(can_ask: bool) -> tuple[str, ...]:
 
 
 def question_name(machine: str) -> str:
-    """How the library is called that says which sets a machine has."""
+    """File name of the library that reports the sets of a machine."""
     return f"{machine.lower()}-sets.so"
 
 
@@ -127,12 +127,12 @@ def _compiled_question() -> Path | None:
 
 
 def _tuned(isa: Isa) -> Isa:
-    """The machine's best set, with whatever else this very processor has."""
+    """The machine's best set, compiled with every other feature of this processor."""
     if isa in X86:
         return replace(isa, flags=("-march=native",), auto_types=_SHORT if has_bfloat16() else isa.auto_types)
     return replace(isa, flags=("-mcpu=native",)) if isa in ARM else isa
 
 
 def has_bfloat16() -> bool:
-    """An x86 processor that multiplies bfloat16 itself, which PyTorch needs to be fast in it."""
+    """Whether this is an x86 processor with bfloat16 products, which PyTorch needs to be fast in bfloat16."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

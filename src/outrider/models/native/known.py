@@ -1,4 +1,4 @@
-"""Which models the native pass runs, by their features and types."""
+"""Support of models by the native pass, decided by their features and types."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """The native pass knows this model: its features, and a type that has products for all of its matrices."""
+    """Whether the native pass supports this model: its features, and a type that has products for all of its matrices."""
     return device.type == "cpu" and dtype in _TYPES and not missing_features(config)
 
 
 def missing_features(config: ModelConfig) -> list[str]:
-    """What a model needs and the native pass does not have, in words; nothing where it can run."""
+    """Features of a model that the native pass lacks, in words; empty if it can run."""
     is_uneven, can_fill = config.head_dim % LANES != 0, can_pad(config) and config.latent is None and config.head_dim % 2 == 0
     found = {
         f"heads of {config.head_dim}, which do not fill vectors of {LANES}": is_uneven and not can_fill,
@@ -27,6 +27,6 @@ def missing_features(config: ModelConfig) -> list[str]:
 
 
 def multiplies_stored(config: ModelConfig) -> bool:
-    """Whether all its matrices may stay as a file or a program holds them. Those of latents are taken apart, and those of heads
-    that are filled up are packed, so they are floats."""
+    """Whether all its matrices may stay as a file or a program holds them. Latent projections are split and padded heads are
+    packed, so those must be floats."""
     return config.head_dim % LANES == 0 and not missing_features(config) and config.latent is None

@@ -1,4 +1,4 @@
-"""A model's weights in the layout of the native pass, and the memory they lie in."""
+"""A model's weights in the layout of the native pass, in memory of their own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SIXTEEN = (12, 13)
 """Types of 16 bits in a table of rows (``quantised/stored.py``)."""
 _HALF = 12
 _CODES, _HALVES = 1, 2
-"""What ``model.hpp`` is told about stored matrices: that some are quantised, that some are F16."""
+"""Flags in ``model.hpp`` for stored matrices: some are quantised, some are F16."""
 _PACKED = 2
-"""What is added to such a type where an embedding is read from the packed head."""
+"""Added to such a type if the embedding is read from the packed head."""
 _IN_PLACE = 4
-"""How ``blocks.hpp`` numbers matrices that stay where somebody holds them."""
+"""Type number in ``blocks.hpp`` of matrices that stay in the memory of another program part."""
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 3}
 _SPANS = {"head": 0, "heads": 1, "whole": 2}
 
@@ -41,7 +41,7 @@ class Arena:
         library.outrider_large_pages(c_void_p(self.take(0)), c_size_t(num_bytes))
 
     def take(self, num_bytes: int) -> int:
-        """Where the next ``num_bytes`` lie."""
+        """Address of the next ``num_bytes``."""
         begin = self._used
         self._used += -(-num_bytes // _LINE) * _LINE
         assert self._used <= len(self._memory), "the arena was made for all matrices"
@@ -49,12 +49,12 @@ class Arena:
 
 
 class PackedModel:
-    """A model in the layout of the native pass, its matrices in 8 ``bits`` if wanted. Owns the memory it points to."""
+    """A model in the layout of the native pass, with matrices of 8 ``bits`` if wanted. It owns the memory it points to."""
 
     def __init__(
         self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, embeds: bool = True
     ) -> None:
-        """``embeds`` False: a pass brings the states that enter the first layer (a share of a divided model)."""
+        """``embeds`` False: a pass is given the states that enter the first layer (a share of a divided model)."""
         self._library, self._kept, self._bits, self._stored_in = library, list[Tensor](), bits, weights.file
         self._dtype, matrices = weights.dtype, _matrices(config, weights)
         self._arena = Arena(library, sum(self._size(*matrix) for matrix in matrices))
@@ -80,7 +80,7 @@ class PackedModel:
         )
 
     def _embedding(self, weights: Weights, head: MatrixStruct) -> tuple[int, int]:
-        """Where the embedding lies, and its type if its rows are stored, which are read one by one; 0 for floats."""
+        """Address of the embedding, and its type if its rows are stored and read one by one; 0 for floats."""
         weight = weights.embedding
         if not _is_stored(weight):
             return self._keep(weight.contiguous()), _HALF if weight.dtype == torch.float16 else 0
@@ -112,7 +112,7 @@ class PackedModel:
         )
 
     def _mlp(self, config: ModelConfig, weights: LayerWeights) -> tuple[MatrixStruct, MatrixStruct, ExpertsStruct | None]:
-        """The two matrices of an MLP, or experts in their place."""
+        """The two matrices of an MLP, or the experts in its place."""
         if config.experts is not None and weights.router is not None:
             return MatrixStruct(), MatrixStruct(), experts_struct(self, config.experts, weights, config.hidden_size)
         gate_up, bias = weights.gate_up, weights.gate_up_bias
@@ -122,7 +122,7 @@ class PackedModel:
         return first, self.matrix(weights.down, weights.down_bias, config.mlp_size), None
 
     def matrix(self, weight: Tensor, bias: Tensor | None, inputs: int, *, is_exact: bool = False) -> MatrixStruct:
-        """A packed matrix, in 8 bits if the model is and it is not ``is_exact``."""
+        """A packed matrix. It has 8 bits if the model has, unless it ``is_exact``."""
         if _is_held(weight):
             return MatrixStruct(self._keep(_held_blocks(weight)), self.floats(bias), None, inputs, len(weight), _IN_PLACE)
         packed = self._arena.take(self._size(weight, inputs, is_exact))
@@ -153,13 +153,13 @@ class PackedModel:
         return MatrixStruct(packed, self.floats(bias), scales, inputs, len(weight))
 
     def _pack_sixteen(self, packed: int, table: Tensor, source: int, inputs: int, *, may_round: bool) -> int:
-        """Pack rows of 16 bits that lie behind ``source``; returns how ``blocks.hpp`` numbers them. Where it ``may_round``, a
-        core that adds numbers of 16 bits adds their products so (``half_sums.hpp``)."""
+        """Pack rows of 16 bits from ``source``. Returns their type number in ``blocks.hpp``. With ``may_round``, a core that
+        can add in 16 bits does so (``half_sums.hpp``)."""
         pointers = map(c_void_p, (packed, source, table.data_ptr()))
         return int(self._library.outrider_pack_rows(*pointers, len(table), inputs, int(may_round)))
 
     def _pack_stored(self, packed: int, table: Tensor, inputs: int) -> int:
-        """Where it says for every block of outputs where it lies and of what type it is."""
+        """Pack stored rows. A table says for every block of outputs its address and type."""
         places = torch.zeros(-(-len(table) // _BLOCK), 2, dtype=torch.int64)
         pointers = (places.data_ptr(), packed, self._file.address, table.data_ptr())
         self._library.outrider_pack_stored(*map(c_void_p, pointers), len(table), inputs, torch.get_num_threads())
@@ -167,12 +167,12 @@ class PackedModel:
         return self._keep(places)
 
     def _forget(self, table: Tensor) -> None:
-        """Give back the rows of a matrix that has been packed."""
+        """Free the rows of a matrix that has been packed."""
         begins = table[table[:, 1] > 0, 0]
         self._file.forget(int(begins.min()), int(begins.max()))
 
     def _size(self, weight: Tensor, inputs: int, is_exact: bool = False) -> int:
-        """Bytes of a packed matrix. Gates and ups are padded apart, so two blocks of outputs are the unit."""
+        """Bytes of a packed matrix. Gates and ups are padded separately, so two blocks of outputs are the unit."""
         if _is_held(weight):
             return 0
         if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
@@ -198,7 +198,7 @@ class PackedModel:
 
 
 def _matrices(config: ModelConfig, weights: Weights) -> list[tuple[Tensor, int, bool]]:
-    """Every matrix, its number of inputs, and whether it keeps the model's type."""
+    """Every matrix with its number of inputs, and whether it keeps the model's type."""
     hidden = config.hidden_size
     found = [(weights.head, hidden, False)]
     found += [] if weights.entry is None else [(weights.entry, 2 * hidden, False)]
@@ -211,12 +211,12 @@ def _matrices(config: ModelConfig, weights: Weights) -> list[tuple[Tensor, int, 
 
 
 def _entering_size(config: ModelConfig, layer: LayerWeights) -> int:
-    """Numbers of a node that queries, keys and values are made of."""
+    """Size of a node's vector from which queries, keys and values are computed."""
     return config.hidden_size if layer.beside_norm is None else 2 * config.hidden_size
 
 
 def _seen_size(config: ModelConfig) -> int:
-    """Numbers that the heads of a node have seen."""
+    """Size of the output of a node's attention heads."""
     return config.num_heads * (config.head_dim if config.latent is None else config.latent.value_dim)
 
 
@@ -229,7 +229,7 @@ def _is_held(weight: Tensor) -> bool:
 
 
 def _held_blocks(table: Tensor) -> Tensor:
-    """[blocks, 2] where sixteen rows begin, and how many they are, fewer at the end."""
+    """[blocks, 2] address of the sixteen rows, and their number, which is smaller at the end."""
     counts = torch.full((-(-len(table) // _BLOCK),), _BLOCK, dtype=STORED_ROWS)
     counts[-1] = len(table) - _BLOCK * (len(counts) - 1)
     return torch.stack((table[::_BLOCK, 0], counts), 1)
@@ -244,8 +244,8 @@ def _by_head(qkv: Tensor, config: ModelConfig) -> Tensor: ...
 @overload
 def _by_head(qkv: Tensor | None, config: ModelConfig) -> Tensor | None: ...
 def _by_head(qkv: Tensor | None, config: ModelConfig) -> Tensor | None:
-    """The queries of a key head, its key and its value next to each other, head by head, and what is rotated together, too.
-    Latent attention has them as they are."""
+    """The matrix with the queries of a key head, its key and its value adjacent, head by head, and with rotated pairs adjacent.
+    For latent attention it is unchanged."""
     if qkv is None or config.latent is not None:
         return qkv
     num_kv_heads, head_dim = config.num_kv_heads, config.head_dim

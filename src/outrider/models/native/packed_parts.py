@@ -16,21 +16,21 @@ from outrider.models.native.structs import ExpertsStruct, LatentStruct, MatrixSt
 
 _BLOCK = 16
 _IN_HALF = 2
-"""How ``blocks.hpp`` numbers floats of 16 bits (IEEE) whose products are added as floats."""
+"""Type number in ``blocks.hpp`` of floats of 16 bits (IEEE) whose products are summed as floats."""
 
 
 class Packer(Protocol):
-    """What packs matrices, and keeps what structures point to."""
+    """Packs matrices, and keeps the memory that structures point to alive."""
 
     def matrix(self, weight: Tensor, bias: Tensor | None, inputs: int, *, is_exact: bool = False) -> MatrixStruct:
-        """``is_exact``: in the model's own type, where other matrices are rounded."""
+        """``is_exact`` keeps the model's own type where other matrices are rounded."""
         ...
 
     def floats(self, values: Tensor | None) -> int | None: ...
 
 
 def in_turn(gate_up: Tensor) -> Tensor:
-    """Gates and ups in turn, sixteen at a time, so that a product ends with both of them at hand; padded with zeros."""
+    """Gates and ups in turn, sixteen at a time and padded with zeros, so that both are at hand when a product ends."""
     pair = gate_up.unflatten(0, (2, -1))
     missing = -pair.shape[1] % _BLOCK
     if missing:
@@ -39,7 +39,7 @@ def in_turn(gate_up: Tensor) -> Tensor:
 
 
 def experts_struct(packer: Packer, experts: Experts, weights: LayerWeights, hidden: int) -> ExpertsStruct:
-    """The router, all experts and the MLP beside them."""
+    """Structure of the router, all experts, and the MLP beside them."""
     assert weights.router is not None
     shared = (MatrixStruct(), MatrixStruct())
     if weights.shared_gate_up is not None and weights.shared_down is not None:
@@ -58,7 +58,7 @@ def experts_struct(packer: Packer, experts: Experts, weights: LayerWeights, hidd
 
 
 def latent_struct(packer: Packer, latent: Latent, weights: LayerWeights) -> LatentStruct:
-    """What latent attention has beside the first and the last product."""
+    """Structure of the parts of latent attention between its first and its last product."""
     assert weights.key_up is not None and weights.value_up is not None
     up = MatrixStruct() if weights.query_up is None else packer.matrix(weights.query_up, None, weights.query_up.shape[1])
     return LatentStruct(
@@ -72,7 +72,7 @@ def latent_struct(packer: Packer, latent: Latent, weights: LayerWeights) -> Late
 
 
 def part_matrices(config: ModelConfig, weights: LayerWeights) -> list[tuple[Tensor, int, bool]]:
-    """Every matrix that the two structures hold, its number of inputs, and whether it keeps the model's type."""
+    """Every matrix in the two structures with its number of inputs, and whether it keeps the model's type."""
     hidden, experts, latent = config.hidden_size, config.experts, config.latent
     found = list[tuple[Tensor | None, int, bool]]()
     if latent is not None and weights.key_up is not None and weights.value_up is not None:
@@ -88,7 +88,7 @@ def part_matrices(config: ModelConfig, weights: LayerWeights) -> list[tuple[Tens
 
 
 def widest_mlp(config: ModelConfig) -> int:
-    """Inner size of the widest MLP that all nodes of a pass go through."""
+    """Inner size of the widest MLP that every node of a pass goes through."""
     return max(config.mlp_size, 0 if config.experts is None else config.experts.shared_size)
 
 

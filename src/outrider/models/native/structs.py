@@ -78,7 +78,7 @@ class ModelStruct(Structure):
 
 
 class PassStruct(Structure):
-    """One call. Arrays given to it live as long as it does."""
+    """One call of the native pass. Arrays given to it must live as long as it does."""
 
     _fields_ = [
         *((name, c_int32) for name in ("batch", "nodes", "start", "first_layer", "last_layer", "page_len", "num_threads")),
@@ -117,18 +117,18 @@ class PassStruct(Structure):
         self.attention_on, self.mlp_on = map(addressof, self._on)
 
     def give_hidden(self, hidden: Tensor) -> None:
-        """[B, N, H] float32, contiguous: read where the pass begins with states, written when it ends."""
+        """[B, N, H] float32, contiguous: read if the pass starts from states, and written when it ends."""
         self._hidden = hidden
         self.hidden = hidden.data_ptr()
 
     def give_taps(self, taps: Sequence[int], tapped: Tensor) -> None:
-        """``tapped`` [taps, B, N, H], contiguous, is where their states go."""
+        """``tapped`` [taps, B, N, H], contiguous, receives the states of the tapped layers."""
         self.num_taps, self.tap_layers, self.taps = len(taps), addressof(_layer_array(tuple(taps))), tapped.data_ptr()
 
 
 @lru_cache(maxsize=64)
 def _layer_array(layers: tuple[int, ...]) -> Array[c_int32]:
-    """Kept, since drafters ask for the same ones in every round."""
+    """The structures of these layers, which are kept, because drafters ask for the same ones in every round."""
     return (c_int32 * len(layers))(*layers)
 
 
@@ -137,7 +137,7 @@ class CutStruct(Structure):
 
 
 class ShapingStruct(Structure):
-    """What shapes laws. Arrays given to it live as long as it does."""
+    """Everything that shapes laws. Arrays given to it must live as long as it does."""
 
     _held: Sequence[Tensor] = ()
 
@@ -149,7 +149,7 @@ class ShapingStruct(Structure):
 
     @staticmethod
     def of(tempering: Tempering, vocab_size: int) -> ShapingStruct:
-        """For a model of ``vocab_size`` tokens; the arrays may be of more."""
+        """The structure for a model of ``vocab_size`` tokens. The arrays may have more columns."""
         shaping, temperatures = ShapingStruct(vocab_size), tempering.temperatures
         shaping._temperatures = (c_float * len(temperatures))(*temperatures)
         shaping.temperatures = addressof(shaping._temperatures)
@@ -168,7 +168,8 @@ class ShapingStruct(Structure):
         return shaping
 
     def _hold(self, tensor: Tensor) -> int:
-        """The address of [B, ...] numbers, kept as long as this struct is; what has a column per token says for how many."""
+        """The address of [B, ...] numbers, which are kept as long as this structure. Arrays with a column per token also report
+        the number of columns."""
         tensor = tensor.contiguous()
         self._held = [*self._held, tensor]
         self.vocab = max(self.vocab, tensor.shape[1] if tensor.dim() == 2 else 0)
@@ -191,7 +192,7 @@ class ChainStruct(Structure):
         self.levels, self.places = map(addressof, self._prices)
 
     def believed(self, depths: Sequence[int]) -> list[list[float]] | None:
-        """How sure each row was of its guesses; None where nothing was doubted."""
+        """The confidence of each row in its guesses; None if nothing was doubted."""
         if not self.trust:
             return None
         return [self._beliefs[row * self.longest : row * self.longest + depth] for row, depth in enumerate(depths)]

@@ -1,6 +1,6 @@
-"""What the native pass of a share calls after each half layer: the sum over ranks, in place.
+"""The sum over ranks that the native pass of a share calls after each half layer, in place.
 
-An exception cannot pass through C++: it is kept, later sums of the pass do nothing, and ``check`` raises it.
+An exception cannot pass through C++. It is stored, later sums of the pass do nothing, and ``check`` raises it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 What the engine asks of it is told to the followers first and done here second. Changes of caches are told with the next pass:
 a round is one message, and one more for the choice. A draft model is whole on the leader, so drafting is told to nobody.
 
-The choice among the vocabulary needs no gathered logits where a temperature is all that shapes them (greedy included): every
-rank finds its best column, and the best of those is the choice. Everything else (top-k, top-p, penalties, grammars, log
-probabilities, drafters that read scores) gathers the logits when it looks at them.
+The choice among the vocabulary needs no gathered logits if only a temperature shapes them (greedy included). Every rank finds
+its best column, and the best of those is the choice. Everything else (top-k, top-p, penalties, grammars, log probabilities,
+drafters that read scores) gathers the logits when it looks at them.
 
 On GPUs with NCCL every rank runs the fast decoder. Passes are then captured graphs with their sums over ranks, and so are whole
 rounds (``gpu/shared_round.py``). The leader keeps the books of all pages: followers are told them with each pass.

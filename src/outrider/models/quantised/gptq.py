@@ -30,7 +30,7 @@ class GPTQ(Format):
     group_len: int
     """-1: all inputs of an output are one group."""
     zero_offset: int
-    """What has to be added to a stored zero: 1 in version 1 of the format."""
+    """Number to add to a stored zero: 1 in version 1 of the format."""
     act_order: bool
 
     @staticmethod

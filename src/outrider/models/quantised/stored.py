@@ -108,7 +108,7 @@ class StoredFolder(KeptFolder):
 
 
 def in_whole_numbers(matrix: Quantised) -> Quantised:
-    """The same matrix, its codes whole numbers where twice the numbers of its table are."""
+    """The matrix with whole numbers as codes, if twice the numbers of its table are whole."""
     if matrix.levels is None:
         return matrix
     twice = 2 * matrix.levels

@@ -80,7 +80,7 @@ class RecurrentConfig:
     mixer_biases: tuple[bool, bool] = (False, False)
     """Whether the first and the last matrix of recurrent layers have a bias."""
     mixer_norm: MixerNorm = MixerNorm.AFTER_GATE
-    """Of Mamba-2 mixers."""
+    """Place of the norm in Mamba-2 mixers."""
     conv_bias: bool = False
     scaled: tuple[Scaled, ...] = ()
     eos_ids: tuple[int, ...] = ()

@@ -1,9 +1,9 @@
 """The tree scan of a gated delta layer on a GPU, in two kernels. ``delta_scan.py``, the oracle, has the formulas.
 
 The first kernel runs the convolution along the ancestors of a node, makes keys and queries of length 1, and writes the node's
-decay and keys to the log. In the second a program takes a part of one head's values. It goes through the nodes block by block:
-what they know from the state, the log and the blocks before, then the triangular system within the block, row by row, then
-what they read. Values of a head do not depend on each other, so its parts are programs of their own.
+decay and keys to the log. In the second a program takes a part of one head's values. It goes through the nodes block by block.
+First come the contributions of the state, the log and earlier blocks, then the triangular system within the block, row by row,
+then the outputs. Values of a head do not depend on each other, so its parts are programs of their own.
 """
 
 # ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals

@@ -1,7 +1,7 @@
 """What trained heads and new draft models take from a recurrent target: its two ends, and the sizes of a layer beside it.
 
 Heads are built from Llama layers whatever the target is. A target without attention does not say how many heads such a layer
-should have: it gets heads of about 64, and an MLP four times as wide as the stream.
+should have. So it gets heads of size 64 or near it, and an MLP four times as wide as the stream.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class RecurrentPass:
 
     cache: RecurrentCache
     attention: Pass | None
-    """The same for the attention layers, where there are any."""
+    """Nodes and cache of the attention layers, if there are any."""
     tree: TokenTree
     start: int
     """The first node that is computed."""
@@ -51,7 +51,7 @@ class RecurrentPass:
 
     @cached_property
     def log_windows(self) -> Tensor | None:
-        """The same as columns of the log, for kernels."""
+        """The windows as columns of the log, for kernels."""
         windows = self._windows(self.cache.columns(0).end)
         return None if windows is None else windows.contiguous()
 

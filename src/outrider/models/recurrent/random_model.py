@@ -54,7 +54,7 @@ def random_recurrent(
 
 
 def write_random(folder: Path, raw: Mapping[str, Any], *, seed: int = 0, noise: float = 0.0) -> None:
-    """The same model as a folder in the layout of its family."""
+    """Write a model as a folder in the layout of its family."""
     source = RandomTensors(seed, noise)
     RecurrentDecoder(_config(raw), source, dtype=torch.float32, fast=False)
     write_checkpoint(folder, source.made, config=raw)

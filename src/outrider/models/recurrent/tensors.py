@@ -35,7 +35,7 @@ class Tensors:
     """Added to the weights of norms, where a family stores w of (1 + w)."""
     prefix: str = ""
     fast: bool = True
-    """What is made of them may be native or a kernel."""
+    """Whether linear layers made of them may be native or kernels."""
     scaled: tuple[Scaled, ...] = ()
     """Constants that some of them are multiplied with."""
 

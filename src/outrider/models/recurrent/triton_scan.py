@@ -40,12 +40,12 @@ class TritonScan(LayerScan, ABC, Generic[Numbers]):
 
     @staticmethod
     def _written(columns: StateColumns, step: RecurrentPass) -> tuple[int, int, int, int]:
-        """What a kernel that writes the log is told: the new nodes, the column of the first, and how the log lies in memory."""
+        """Arguments of a kernel that writes the log: the new nodes, the column of the first, and the layout of the log."""
         return step.num_nodes, columns.end + step.start, columns.log.stride(0), columns.log.stride(1)
 
     @staticmethod
     def _seen(columns: StateColumns, step: RecurrentPass) -> tuple[int, int, int, int, int, int]:
-        """The same for one that reads: the new nodes and all of them, the columns between which the committed ones stand."""
+        """Arguments of a kernel that reads: the number of new nodes and of all nodes, and the columns of the committed ones."""
         strides = columns.log.stride(0), columns.log.stride(1)
         return step.num_nodes, step.tree.num_nodes, columns.begin, columns.end, *strides
 
@@ -55,5 +55,5 @@ class TritonScan(LayerScan, ABC, Generic[Numbers]):
         return {"HEADS": shape.num_heads, "SIZE": shape.head_dim, "IS_CHAIN": step.tree.is_chain}
 
     def _states(self) -> dict[str, int]:
-        """The same, of those that read states by groups of heads."""
+        """Arguments of a kernel that reads states by groups of heads."""
         return {"STATE": self._shape.state_size, "GROUPS": self._shape.num_groups}

@@ -1,9 +1,9 @@
-"""Which replica a prompt goes to: the one that has read its beginning before, unless that one is much busier than the others.
+"""Routing of prompts to replicas: to the one that has read the same beginning before, unless it is much busier than the others.
 
-A replica keeps keys and values of beginnings it has read, and the copying drafters remember its texts. Both pay only where the
-next request with that beginning goes. The routing table knows hashes of beginnings, not texts. A beginning nobody knows goes to
-the replica that a hash of its first piece names (rendezvous hashing: Thaler and Ravishankar, 1998), so that two front doors
-agree without a word, and a replica that leaves moves only its own prompts.
+A replica keeps keys and values of the beginnings it has read, and its copying drafters remember its texts. Both help only if
+the next request with that beginning goes to the same replica. The routing table holds hashes of beginnings, not texts. An
+unknown beginning goes to the replica that a hash of its first piece selects (rendezvous hashing: Thaler and Ravishankar, 1998).
+So two front doors agree without communication, and a replica that leaves moves only its own prompts.
 """
 
 from __future__ import annotations

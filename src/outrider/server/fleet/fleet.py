@@ -1,4 +1,4 @@
-"""What a front door needs of the replicas behind it. ``ray_fleet.py`` has it from Ray Serve; tests have one of their own."""
+"""The interface of a front door to its replicas. ``ray_fleet.py`` implements it with Ray Serve; tests have one of their own."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The front door of a fleet: an ASGI application that hands every request to a replica and its answer back.
 
-A replica can end in the middle of an answer (killed, out of memory, its machine gone). While the client has seen nothing of
-the answer, another replica is asked: generating has no side effects, so asking twice is safe. It happens once for a request, so
-that one which kills its replica cannot kill them all. Where the client has seen a part, or the second replica ends too, it gets
-an error with the code ``replica_lost``, which says that the same request can be sent again. Nobody waits for ever: a request
-that no replica takes or answers in time gets a 504.
+A replica can end in the middle of an answer (killed, out of memory, its machine gone). While the client has seen nothing of the
+answer, another replica is asked: generating has no side effects, so asking twice is safe. This happens once per request, so
+that a request which kills its replica cannot kill them all. If the client has seen a part, or the second replica ends too, it
+gets an error. Its code is ``replica_lost``, and it says that the request can be sent again. A request that no replica takes or
+answers in time gets status 504.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Front:
 
 @dataclass(eq=False)
 class _Answer:
-    """What was sent to the client so far. Answers that are not streams are held until complete."""
+    """The part of the answer that was sent to the client so far. Answers that are not streams are held until complete."""
 
     scope: Scope
     send: Send

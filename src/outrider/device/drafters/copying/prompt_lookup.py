@@ -1,8 +1,9 @@
 """Prompt lookup inside a captured round: the request's own tokens are on the device, so the device can search them.
 
-One program per row reads the history once: at every position it counts how many of the last tokens stand before it, and keeps
-the longest match, the most recent one on a tie. What followed is copied; a match close to the end repeats itself. The same
-guesses as its oracle ``drafters/copying/prompt_lookup.py``, which keeps an index (Saxena 2023, "Prompt Lookup Decoding").
+One program per row reads the history once. At every position it counts how many of the last tokens stand before it. It keeps
+the longest match, the most recent one on a tie. What followed is copied; a match close to the end repeats itself. The guesses
+equal those of its oracle ``drafters/copying/prompt_lookup.py``, which keeps an index (Saxena 2023, "Prompt Lookup
+Decoding").
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -22,7 +23,7 @@ from outrider.core.device_round import DeviceDrafter, Frame, LateTexts, Texts
 
 @final
 class DeviceLookup(DeviceDrafter):
-    """Chains copied from the request's own tokens. Where nothing matches the guesses are -1, which no choice equals."""
+    """Chains copied from the request's own tokens. Without a match the guesses are -1, which never equals a choice."""
 
     def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
         self._min_ngram, self._max_ngram = min_ngram, max_ngram

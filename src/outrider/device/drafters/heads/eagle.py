@@ -1,10 +1,10 @@
-"""EAGLE inside a captured round: the head reads the newest columns again, then grows a tree level by level.
+"""EAGLE inside a captured round. The head reads the newest columns again, then grows a tree level by level.
 
-The target's states of a round are written where the text has them, so that a column (state c, token c + 1) can be read at any
-time. A round adds at most depth + 1 tokens; reading the last so many columns again covers every case with one shape of pass, as
-``device/drafters/model/draft_tree.py`` does for draft models. Keys and values of columns stay in pages of their own; those of
-guesses stand behind them for the round. The same trees as ``drafters/heads/eagle.py`` grow
-(``device/drafters/trees/growers.py``).
+A column is the target's state of token c with token c + 1. The target's states of a round are stored at their places in the
+text, so that any column can be read at any time. A round adds at most depth + 1 tokens; reading the last so many columns again
+covers every case with one shape of pass, as ``device/drafters/model/draft_tree.py`` does for draft models. The head has pages
+of its own for the keys and values of columns, and those of guesses follow them for the round. The trees equal those of
+``drafters/heads/eagle.py`` (``device/drafters/trees/growers.py``).
 
     children(u) = first k of   log q(. | u) + g_position                     coupled, as the target will choose
 """
@@ -38,10 +38,10 @@ _CHUNK = 512
 
 @final
 class Memory:
-    """What is known of the slots' columns, in pages: the layer's keys and values, and beside them the target's states."""
+    """Memory of the slots' columns: pages of the layer's keys and values, and the target's states beside them."""
 
     def __init__(self, like: Tensor, layer: ModelConfig, width: int) -> None:
-        """``width`` is that of the target's states."""
+        """``width`` is the width of the target's states."""
         pool = PagePool((1, layer.num_kv_heads, layer.head_dim), dtype=like.dtype, device=like.device)
         hold_enough(pool, longest=layer.max_len, beside=pool.page_len * width * like.element_size(), share=OF_HEADS)
         self.pages, self._pool = SlotPages(pool, longest=layer.max_len), pool
@@ -49,7 +49,7 @@ class Memory:
 
     @property
     def states(self) -> Tensor:
-        """[places of all pages, F] the target's states. They move when the pool does."""
+        """[places of all pages, F] the target's states. They move when the pool moves."""
         size = self._pool.num_pages * self._pool.page_len
         if len(self._states) < size:
             with torch.inference_mode(False):  # whoever asks first, anybody may write to it
@@ -122,7 +122,8 @@ class DeviceEagle(PagedDrafter):
         memory.states[memory.at(self._pages.rows(before), places)] = features.to(memory.states.dtype)
 
     def _read(self, slots: Sequence[int], rows: Sequence[Sequence[int]], *, batch_size: int, begins: Sequence[int]) -> None:
-        """Columns from ``begins`` on of slots whose tokens are ``rows``. Rows with fewer of them are read beyond their ends."""
+        """Read the columns from ``begins`` on, of slots whose tokens are ``rows``. Rows with fewer columns are read beyond
+        their ends."""
         memory, device = self._memory, self._target.device
         longest = max(len(row) - 1 - begin for row, begin in zip(rows, begins, strict=True))
         owners, texts = sent(list(slots), torch.int64, device), padded_tokens(rows, device)
@@ -136,7 +137,7 @@ class DeviceEagle(PagedDrafter):
             self.head.step(tokens, above, memory.standing(places, Sights(None, None)))
 
     def at_root(self, frame: Frame) -> tuple[Tensor, Tensor]:
-        """[B, 1, H] state and [B, 1, Vd] logits after the root, the last columns read again."""
+        """[B, 1, H] states and [B, 1, Vd] logits after the root, read again with the newest columns."""
         memory, first = self._memory, self._again.first(frame, behind=1)
         columns, rows = self._again.columns(first), self._pages.rows(first)
         above = Above(self.head.fuse(memory.states[memory.at(rows, columns)]))
@@ -147,7 +148,7 @@ class DeviceEagle(PagedDrafter):
         return self._found(last[0], last[1], frame.batch_size)
 
     def below(self, frame: Frame, tokens: Tensor, above: Above, sights: Sights) -> tuple[Tensor, Tensor]:
-        """[B, M, H] states and [B, M, Vd] logits of guesses, which stand behind the columns of their rows."""
+        """[B, M, H] states and [B, M, Vd] logits of guesses, which follow the columns of their rows."""
         standing = self._memory.standing(self._pages.rows(frame.lengths - 1), sights)
         return self._found(*self.head.step(tokens, above, standing), frame.batch_size)
 

@@ -1,8 +1,8 @@
-"""An EAGLE head's layer on the decoder's kernels: products at the speed its matrices can be read, attention over its own rows.
+"""An EAGLE head's layer on the decoder's kernels. Its products run at memory bandwidth, and attention covers its own rows.
 
-The same computation as ``models/heads/eagle.py``, its oracle, with other seams: embedding, gathered states and their norms in
-one kernel, then the kernels of a decoder layer. Matrices that are read together stand together; the head's own become parts of
-them, so nothing is held twice. Guesses come from here, so nothing has to be exact to the last bit.
+The oracle is ``models/heads/eagle.py``. Here embedding, gathered states and their norms are one kernel, followed by the kernels
+of a decoder layer. Matrices that are read together are stored together, and the head's own tensors become views of them, so
+nothing is stored twice. The results are guesses, so they need not be exact to the last bit.
 
     EAGLE-1   y = fc [e ; s],            layer(y),            logits = W s'
     EAGLE-3   y = [n1(e) ; n2(s)],       s + layer(y),        logits = W norm(s')
@@ -41,7 +41,7 @@ from outrider.models.rope import RotaryTable
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """Where the nodes of a pass stand among the columns of their rows."""
+    """Places of the nodes of a pass among the columns of their rows."""
 
     memory: tuple[Tensor, Tensor]
     """[P, Hkv, L, D] pages of keys and values."""
@@ -56,7 +56,7 @@ class Above:
     states: Tensor
     """[B, M, H]"""
     index: Tensor | None = None
-    """[B, N] int64 which of them each node continues; None: one each."""
+    """[B, N] int64 which state each node continues; None if each node has its own."""
 
 
 @final
@@ -87,21 +87,21 @@ class FastHead:
 
     @staticmethod
     def can_run(head: EagleHead) -> bool:
-        """The kernels know this layer."""
+        """Whether the kernels can run this layer."""
         layer = head.config.layer
         return isinstance(head, Eagle1Head | Eagle3Head) and (
             layer is not None and layer.activation == "silu" and not layer.out_bias and layer.head_dim in (16, 32, 64, 128, 256)
         )
 
     def fuse(self, features: Tensor) -> Tensor:
-        """[B, N, H] the target's states as the layer takes them."""
+        """[B, N, H] the target's states as input of the layer."""
         if isinstance(self.head, Eagle1Head):
             return self.head.fuse(features)
         flat = features.reshape(-1, features.shape[-1])
         return _summed(multiply(flat, self.head.fc.weight, Kind.NARROW), flat.dtype).view(*features.shape[:-1], -1)
 
     def step(self, tokens: Tensor, above: Above, standing: Standing) -> tuple[Tensor, Tensor]:
-        """The stream [B * N, H] after ``tokens`` [B, N], and what the MLP has yet to add to it."""
+        """The residual stream [B * N, H] after ``tokens`` [B, N], and what the MLP has yet to add to it."""
         x, stream = self._enter(tokens, above)
         seen = self._attention(x.view(*tokens.shape, -1), standing)
         parts = multiply(seen, self._layer.self_attn.o_proj.weight, Kind.NARROW)
@@ -110,7 +110,7 @@ class FastHead:
         return stream, multiply(gated, self._layer.mlp.down_proj.weight, Kind.NARROW)
 
     def read(self, stream: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """[M, H] states and [M, Vd] logits from what ``step`` gave."""
+        """[M, H] states and [M, Vd] logits from the result of ``step``."""
         if isinstance(self.head, Eagle3Head):
             normed = add_norm(stream, parts, _norm(self.head.norm))  # the stream is complete after it
             return stream, multiply(normed, self.head.lm_head.weight, Kind.HEAD)
@@ -120,7 +120,7 @@ class FastHead:
         return states, multiply(states, weight, Kind.HEAD)
 
     def _enter(self, tokens: Tensor, above: Above) -> tuple[Tensor, Tensor]:
-        """What attention reads [M, ..], and the stream it adds to."""
+        """Input of attention [M, ..], and the stream to which its output is added."""
         states, embedding = above.states, self.head.embed_tokens.weight
         size, num_rows = states.shape[-1], tokens.numel()
         x = states.new_empty(num_rows, 2 * size)
@@ -153,7 +153,7 @@ class FastHead:
 
 
 def together(parts: Sequence[nn.Linear]) -> Tensor:
-    """Their matrices as one, which they become parts of; those that stand side by side already stay where they are."""
+    """The matrices joined into one, of which they become views. Matrices that are already adjacent stay where they are."""
     weights = [part.weight.detach() for part in parts]
     ends = [weight.data_ptr() + weight.nbytes for weight in weights]
     adjacent = all(weight.data_ptr() == end for weight, end in zip(weights[1:], ends, strict=False))

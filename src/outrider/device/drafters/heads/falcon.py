@@ -1,7 +1,7 @@
-"""Falcon inside captured rounds: what two LSTM layers carry on from column to column, and a layer over blocks of columns.
+"""Falcon inside captured rounds: the states of two LSTM layers along the columns, and a layer over blocks of columns.
 
-An LSTM takes one column after the other. A round adds a few; a prompt is read piece by piece, each from what the piece before
-it in the same slot has carried on. Blocks are ``models/heads/falcon_levels.py``'s, as on the host.
+An LSTM takes one column after the other. A round adds a few columns. A prompt is read in pieces, each starting from the state
+after the previous piece in the same slot. Blocks are those of ``models/heads/falcon_levels.py``, as on the host.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _WORD = 64
 
 @final
 class FalconMemory(LayerMemory):
-    """Keys and values of columns, and what the newest k of them carry on."""
+    """Keys and values of columns, and the LSTM states of the newest k of them."""
 
     def __init__(self, head: FalconHead) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=1)
         self._head, self.width, self.num_kept = head, head.carried_size, head.block_len
         self._carried: dict[int, Tensor] = {}
-        """[B + 1, 4H] by slots, after the column that was read last of a prompt."""
+        """[B + 1, 4H] LSTM state of each slot after the last column of a prompt that was read."""
 
     def _carried_by(self, batch_size: int) -> Tensor:
         if batch_size not in self._carried:
@@ -70,7 +70,7 @@ class FalconMemory(LayerMemory):
         return LevelAnswers(FalconLevels(self._head, last, num_columns, roots.tokens, _SlotLook(self, self._head, roots)))
 
     def look(self, roots: Roots, positions: Tensor, seen: Tensor | None, num_before: int) -> SlotAttending:
-        """HeadColumns behind those of their slots and ``num_before`` others. What is of the text sees the text alone."""
+        """Columns behind those of their slots and ``num_before`` others. Committed columns see committed columns alone."""
         starts = roots.num_columns.clamp(min=1)
         words = _words(seen) if seen is not None else torch.zeros_like(positions)[..., None]
         sights = Sights(words, (positions - starts[:, None]).int(), num_before)
@@ -79,7 +79,7 @@ class FalconMemory(LayerMemory):
 
 @final
 class _SlotLook:
-    """The layer over columns that stand behind those of their slots for the round."""
+    """Attention of the layer over columns that follow those of their slots for the round."""
 
     def __init__(self, memory: FalconMemory, head: FalconHead, roots: Roots) -> None:
         self._memory, self._head, self._roots, self._num_own = memory, head, roots, 0
@@ -94,7 +94,7 @@ class _SlotLook:
 
 @final
 class _OfText(Attending):
-    """HeadColumns whose keys and values are in the memory already."""
+    """Columns whose keys and values are already in the memory."""
 
     def __init__(self, attending: SlotAttending) -> None:
         self._attending = attending

@@ -1,9 +1,8 @@
-"""LongSpec inside a captured round: its own short window, and the pages of the target's last layer.
+"""LongSpec inside a captured round: attention over its own short window, and over the pages of the target's last layer.
 
-Keys and values of the window depend on tokens alone. A round writes those of the newest tokens again, as many as the round
-before can have added, and those of the nodes behind them. The target's pages are asked by every node alike: what is verified is
-in them, and nothing else is seen. The window stands in a ring of pages, as long as it and what a round writes, so its memory is
-the same at any length of the text. The oracle is ``drafters/heads/longspec.py``.
+Keys and values of the window depend on tokens alone. A round rewrites those of as many tokens as the previous round can have
+added, and then those of the nodes. Every node attends to the target's pages, which hold committed tokens only. The window is a
+ring of pages, so its memory does not grow with the text. The oracle is ``drafters/heads/longspec.py``.
 
     s(node) = far(near(node over the last W tokens and its ancestors) over K_L, V_L of the text before the root)
 """
@@ -54,7 +53,7 @@ class DeviceLongSpec(PagedDrafter):
 
     @staticmethod
     def can_read(head: LongSpecHead, target: FastDecoder) -> bool:
-        """The target's pages hold what the head was trained on."""
+        """Whether the target's pages hold the keys and values that the head was trained on."""
         layer, (num_heads, _, head_dim) = head.config.layer, target.pool.block.shape[3:]
         is_known = layer is not None and (layer.num_kv_heads, layer.head_dim) == (num_heads, head_dim)
         return is_known and next(head.parameters()).dtype == target.dtype and target.num_layers == head.config.target_layers
@@ -77,7 +76,7 @@ class DeviceLongSpec(PagedDrafter):
         self._catch_up(late.slots, late.rows, late.known, batch_size)
 
     def _catch_up(self, slots: Sequence[int], rows: Sequence[Sequence[int]], known: Sequence[int], batch_size: int) -> None:
-        """No more than a window of each text: what is older is never seen."""
+        """Reads at most a window of each text, since older tokens are never seen."""
         device = self._like.device
         begins = [max(0, old - self._again.count, len(row) - self._reach) for old, row in zip(known, rows, strict=True)]
         count = max(len(row) - begin for begin, row in zip(begins, rows, strict=True))
@@ -99,7 +98,7 @@ class DeviceLongSpec(PagedDrafter):
         self._grower.grow(_LongAnswers(self, frame, nodes[:, :1]), frame, nodes, depth)
 
     def near(self, tokens: Tensor, lengths: Tensor, sights: Sights) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, N, H] of nodes that stand behind ``lengths`` [B] tokens of their slots, and the rotation of their places."""
+        """[B, N, H] of nodes behind texts of ``lengths`` [B] tokens, and the rotations of their positions."""
         places = lengths[:, None] + sights.start + torch.arange(tokens.shape[1], device=tokens.device)
         at = places if sights.depths is None else lengths[:, None] + sights.depths
         rotation = self.head.rotations.at(at, self._like.dtype)
@@ -107,7 +106,7 @@ class DeviceLongSpec(PagedDrafter):
         return self.head.near(self.head.embed(tokens, self._like.dtype), attending), rotation
 
     def far(self, frame: Frame, near: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """[B, N, V] logits, from what the target's pages answer. Nobody sees the slots of nodes, so there are none."""
+        """[B, N, V] logits, from attention over the target's pages. No node sees the slots of other nodes."""
         assert frame.pages is not None, "a round says where the target keeps its slots"
         target, num_nodes = self._target, near.shape[1]
         asked = rotate(self.head.queries(near), rotation).transpose(1, 2).contiguous()
@@ -120,15 +119,15 @@ class DeviceLongSpec(PagedDrafter):
     def looked(
         self, asked: Tensor, memory: tuple[Tensor, Tensor], rows: Rows, sights: Sights, *, capacity: int, window: int = 0
     ) -> Tensor:
-        """[B, N, heads, D] what rotated queries of that shape see."""
+        """[B, N, heads, D] output of attention for rotated queries of that shape."""
         num_heads, scale = self.layer.num_kv_heads, self.layer.query_scale
         num_queries = asked.shape[1] * asked.shape[2] // num_heads
         cut = cut_for(len(asked), num_queries, num_kv_heads=num_heads, capacity=capacity, invariant=False)
         return attend_tree(asked, memory, rows, sights=sights, cut=cut, scale=scale, bounds=Bounds(window))
 
     def _write(self, batch_size: int, columns: HeadColumns, lengths: Tensor) -> None:
-        """Keys and values of the tokens at columns, of texts of ``lengths`` [R]. Those that are not among the last ones, which
-        stand in the ring, go to the page that is nobody's."""
+        """Write keys and values of the tokens at columns, of texts of ``lengths`` [R]. The ring holds only the last ones;
+        others go to the spare page."""
         rows, places = self._pages.rows_of(columns.slots, columns.starts, batch_size), columns.at()
         embedded = self.head.input_layernorm(self.head.embed(columns.tokens(0), self._like.dtype))
         keys, values = self.head.self_attn.entries(embedded)
@@ -141,7 +140,7 @@ class DeviceLongSpec(PagedDrafter):
         return self._pool.memory(0)
 
     def put(self, rows: Rows, places: Tensor, keys: Tensor, values: Tensor, *, kept: Tensor | None = None) -> None:
-        """Write rotated keys and values [R, kv heads, N, D] at places [R, N] of their rows, where these are ``kept`` [R, N]."""
+        """Write rotated keys and values [R, kv heads, N, D] at places [R, N] of their rows, if ``kept`` [R, N]."""
         size = rows.page_len
         places = places.clamp(max=rows.places.shape[1] * size - 1)
         pages = rows.places.gather(1, places // size).long()
@@ -153,12 +152,13 @@ class DeviceLongSpec(PagedDrafter):
 
 @final
 class _WindowAttending(Attending):
-    """Nodes over the last tokens of their slots and their ancestors; their own keys and values are written first."""
+    """Attention of nodes over the last tokens of their slots and their ancestors. Their own keys and values are written
+    first."""
 
     def __init__(
         self, drafter: DeviceLongSpec, rows: Rows, places: Tensor, standing: tuple[Sights, tuple[Tensor, Tensor]]
     ) -> None:
-        """``standing``: what nodes see of one another, and their rotation."""
+        """``standing`` holds the ancestors of nodes and their rotations."""
         self._drafter, self._rows, self._places, self._standing = drafter, rows, places, standing
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class _WindowAttending(Attending):
 
 @final
 class _LongAnswers(Answers):
-    """Every node looks for itself; what its ancestors left stands in the window."""
+    """Every node attends for itself. The keys and values of its ancestors are in the window."""
 
     def __init__(self, drafter: DeviceLongSpec, frame: Frame, roots: Tensor) -> None:
         self._drafter, self._frame, self._roots = drafter, frame, roots

@@ -1,9 +1,9 @@
-"""Heads whose guesses look at the text inside captured rounds: FSPAD, multi-token prediction, P-EAGLE, Chimera.
+"""Heads with attention over the text, inside captured rounds: FSPAD, multi-token prediction, P-EAGLE, Chimera.
 
-A node stands behind the columns of its slot for the round, and sees those of its ancestors that were asked about. Heads that
-answer for a column late, or for several levels at once, read the newest columns again when a tree begins. As many are read as a
-round can have added, so that one shape of pass covers every case (``Again`` in ``device/drafters/model/draft_model.py``). The
-oracles are the growths of ``drafters/heads``.
+For the round, a node follows the columns of its slot and sees its ancestors among the evaluated nodes. Heads that process a
+column late, or several levels at once, read the newest columns again when a tree begins. As many are read as a round can have
+added, so that one shape of pass covers every case (``Again`` in ``device/drafters/model/draft_model.py``). The oracles are the
+growths of ``drafters/heads``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def chosen(values: Tensor, index: Tensor) -> Tensor:
 
 @final
 class StepMemory(LayerMemory):
-    """One layer that is applied to its own output. What it makes of the newest column is the root's state."""
+    """One layer that is applied to its own output. Its output at the newest column is the root's state."""
 
     def __init__(self, head: EagleHead) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=1)
@@ -67,7 +67,7 @@ class _StepAnswers(Answers):
 
 @final
 class ParallelMemory(LayerMemory):
-    """A layer for each level over the target's states. What they make of the newest column are the states of all levels."""
+    """A layer for each level over the target's states. Their outputs at the newest column are the states of all levels."""
 
     def __init__(self, head: ParallelMtp) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=len(head.layers))
@@ -83,7 +83,7 @@ class ParallelMemory(LayerMemory):
 
 
 class LateMemory(LayerMemory, ABC):
-    """Layers that read the columns of a round with the next tree, where the tokens behind them are known."""
+    """Layers that read the columns of a round together with the next tree, when the next tokens are known."""
 
     @final
     def follow(self, batch_size: int, columns: HeadColumns, features: Tensor, newest: Tensor) -> Tensor:
@@ -170,10 +170,10 @@ class ChainMemory(LateMemory):
 
 @final
 class _ChainAnswers(Answers):
-    """Keeps, for every node, the states of the modules that go on from it."""
+    """Keeps, for every node, the states from which its modules continue."""
 
     def __init__(self, memory: ChainMemory, head: CausalMtp, roots: Roots, found: list[Tensor]) -> None:
-        """``found`` [B, 1, H] per module."""
+        """``found`` holds [B, 1, H] per module."""
         self._memory, self._head, self._roots, self._all, self._depth = memory, head, roots, found, 0
 
     def root(self) -> Tensor:
@@ -194,7 +194,7 @@ class _ChainAnswers(Answers):
 
 @final
 class TrigramMemory(LayerMemory):
-    """Chimera's layer over the target's states. The root is asked about too, so guesses stand behind it."""
+    """Chimera's layer over the target's states. The root is evaluated too, so guesses follow it."""
 
     def __init__(self, head: ChimeraHead) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=1)
@@ -209,7 +209,7 @@ class TrigramMemory(LayerMemory):
         return _TrigramAnswers(self, self._head, roots)
 
     def encoded(self, roots: Roots, grams: Tensor, sights: Sights, *, behind: int) -> Tensor:
-        """[B, M, H] what the layer makes of nodes with the last tokens ``grams`` [B, M, 3], which others then see."""
+        """[B, M, H] output of the layer at nodes with the last tokens ``grams`` [B, M, 3]. Later nodes see it."""
         columns = roots.columns(roots.num_columns + behind, grams.shape[1])
         attending = self._attending(roots.frame.batch_size, columns, sights)[0]
         found = self._head.layer(self._head.encoded(grams, roots.newest.dtype), attending)
@@ -219,7 +219,7 @@ class TrigramMemory(LayerMemory):
 
 @final
 class _TrigramAnswers(Answers):
-    """Keeps the last tokens on the way to all nodes."""
+    """Keeps the last tokens on the path to every node."""
 
     def __init__(self, memory: TrigramMemory, head: ChimeraHead, roots: Roots) -> None:
         self._memory, self._head, self._roots, self._depth = memory, head, roots, 0

@@ -1,8 +1,8 @@
-"""What heads remember of the slots' texts inside captured rounds: nothing, or keys and values of the target's states.
+"""Memory of heads inside captured rounds: nothing, or keys and values made from the target's states.
 
-Column c of a slot is the target's state of token c, beside token c + 1. A round finds all columns before its root.
-What a round writes behind them, for open places or for nodes that were not accepted, is written over by the columns that come.
-Attention is the decoder's (``models/attention/tree_triton.py``). Heads whose guesses look at the text: ``looking.py``.
+Column c of a slot is the target's state of token c with token c + 1. A round finds all columns before its root. Whatever it
+writes behind them, for open places or rejected nodes, is overwritten by later columns. Attention is the decoder's
+(``models/attention/tree_triton.py``). Heads with attention over the text are in ``looking.py``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from outrider.models.layers import rotate
 
 _WORD = 63
 _HEAD_DIMS = (16, 32, 64, 128, 256)
-"""That the kernels know."""
+"""Head sizes that the kernels support."""
 CHAIN = Sights(None, None)
 
 
 NewLevels = Callable[[Tensor, Tensor], HeadLevels]
-"""Heads at the roots [B, 1], from what their memory begins with [B, .., S]."""
+"""Calls the heads at the roots [B, 1], with the states [B, .., S] that their memory starts from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class HeadColumns:
         return self.starts[:, None] + torch.arange(self.count, device=self.starts.device)
 
     def tokens(self, shift: int = 1) -> Tensor:
-        """[R, N] those ``shift`` places behind each column's state."""
+        """[R, N] tokens that are ``shift`` places behind each column's state."""
         return self.texts.gather(1, (self.at() + shift).clamp(max=self.texts.shape[1] - 1))
 
 
@@ -68,15 +68,15 @@ class Roots:
 
     frame: Frame
     newest: Tensor
-    """[B, K, S] of what the memory kept of the newest columns."""
+    """[B, K, S] values that the memory kept of the newest columns."""
     tokens: Tensor
     """[B, 1] int64"""
     num_levels: int
-    """Levels of guesses that are wanted."""
+    """Number of levels of guesses."""
 
     @property
     def num_columns(self) -> Tensor:
-        """[B] int64 that are known: all before the root."""
+        """[B] int64 known columns: all before the root."""
         return self.frame.lengths - 1
 
     def columns(self, starts: Tensor, count: int) -> HeadColumns:
@@ -85,46 +85,48 @@ class Roots:
 
 
 class HeadMemory(ABC):
-    """The slots' columns as heads remember them."""
+    """The memory of heads for the columns of slots."""
 
     pages: SlotPages | None = None
-    """Pages of what is remembered of columns; None where nothing is."""
+    """Pages of the memory; None if there is nothing to keep."""
     num_kept: int = 1
-    """Newest columns of which something is kept."""
+    """Number of newest columns of which a value is kept."""
     width: int
-    """Width of what is kept of a column."""
+    """Width of the value that is kept of a column."""
 
     def fits(self, capacity: int) -> bool:
-        """Whether a text of this many tokens can be remembered."""
+        """Whether the memory has room for a text of this many tokens."""
         del capacity
         return True
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
-        """The first of ``new_size`` slots remember what these of ``old_size`` did, beside what is in pages."""
+        """The first of ``new_size`` slots take over the memory of these of ``old_size`` slots, except for pages."""
         del old_size, new_size, slots
 
     @abstractmethod
     def read(self, batch_size: int, columns: HeadColumns, features: Tensor) -> Tensor:
-        """Remember columns of ``batch_size`` slots, from the target's states [R, N, F]; [R, N, S] what is kept of each."""
+        """Store columns of ``batch_size`` slots, from the target's states [R, N, F]. Returns the value [R, N, S] kept of
+        each."""
 
     def follow(self, batch_size: int, columns: HeadColumns, features: Tensor, newest: Tensor) -> Tensor:
-        """As ``read``, for columns that a round added behind the ``newest`` [R, K, S] that were kept. The next tree may read
-        them instead."""
+        """Store columns that a round added behind the kept values ``newest`` [R, K, S]. The next tree may read them instead.
+        Returns like ``read``."""
         del newest
         return self.read(batch_size, columns, features)
 
     def catch_up(self, batch_size: int, columns: HeadColumns, features: Tensor, newest: Tensor) -> Tensor:
-        """As ``follow``, for columns of many rounds without guesses: more than the next tree would read."""
+        """Store the columns of many rounds without guesses, which are more than the next tree would read. Returns like
+        ``read``."""
         return self.follow(batch_size, columns, features, newest)
 
     @abstractmethod
     def answers(self, roots: Roots) -> Answers:
-        """The heads at the roots."""
+        """The heads' answers at the roots."""
 
 
 @final
 class LevelAnswers(Answers):
-    """Heads that are asked level by level, and whose guesses do not look at the text."""
+    """Heads that are asked level by level, and whose guesses do not attend to the text."""
 
     def __init__(self, levels: HeadLevels) -> None:
         self._levels = levels
@@ -153,10 +155,11 @@ class NoMemory(HeadMemory):
 
 
 class LayerMemory(HeadMemory, ABC):
-    """Keys and values of columns, layer by layer, in pages: texts take what they are long, and graphs hold one address."""
+    """Keys and values of columns, layer by layer, in pages. Texts take as many pages as they need, and graphs hold one
+    address."""
 
     def __init__(self, head: nn.Module, layer: ModelConfig | None, rotations: Rotations, num_layers: int) -> None:
-        """``layer`` describes those of the head."""
+        """``layer`` describes the layers of the head."""
         assert layer is not None
         self._config, self._rotations, self._like = layer, rotations, next(head.parameters())
         shape, longest = (num_layers, self._config.num_kv_heads, self._config.head_dim), self._config.max_len
@@ -166,7 +169,7 @@ class LayerMemory(HeadMemory, ABC):
 
     @staticmethod
     def can_hold(layer: ModelConfig | None) -> bool:
-        """The kernels know such layers."""
+        """Whether the kernels support such layers."""
         return layer is not None and layer.head_dim in _HEAD_DIMS
 
     @final
@@ -174,7 +177,7 @@ class LayerMemory(HeadMemory, ABC):
         return capacity <= self._config.max_len
 
     def _attending(self, batch_size: int, columns: HeadColumns, sights: Sights = CHAIN) -> list[SlotAttending]:
-        """The attention of every layer. Where columns stand is worked out once for all of them."""
+        """The attention of every layer. The places of the columns are computed once for all layers."""
         rows = self._pages.rows_of(columns.slots, columns.starts, batch_size)
         size, most = rows.page_len, rows.places.shape[1] * rows.page_len - 1
         places = (columns.at() + sights.start).clamp(max=most)
@@ -186,7 +189,7 @@ class LayerMemory(HeadMemory, ABC):
 
 @dataclass(frozen=True, eq=False)
 class ColumnPlaces:
-    """Where columns stand in the memory of their slots, or nodes behind them."""
+    """Places of columns in the memory of their slots, or of nodes behind them."""
 
     pages: Tensor
     """[R, N] int64"""
@@ -199,10 +202,10 @@ class ColumnPlaces:
 
 @final
 class SlotAttending(Attending):
-    """Columns, or nodes behind them, over those of their slots in one layer."""
+    """Attention of columns, or of nodes behind them, over the columns of their slots in one layer."""
 
     def __init__(self, memory: tuple[Tensor, Tensor], standing: ColumnPlaces, config: ModelConfig) -> None:
-        """``memory`` [P, kv heads, L, D] keys and values in pages."""
+        """``memory`` [P, kv heads, L, D] holds keys and values in pages."""
         self._memory, self._standing, self._config = memory, standing, config
 
     def put(self, keys: Tensor, values: Tensor) -> None:
@@ -216,7 +219,7 @@ class SlotAttending(Attending):
         return self.look(queries)
 
     def look(self, queries: Tensor) -> Tensor:
-        """What queries [R, heads, N, D] see, the keys and values of the nodes being written."""
+        """Output of attention for queries [R, heads, N, D], after the nodes' keys and values were written."""
         standing, config, rows = self._standing, self._config, self._standing.rows
         asked = rotate(queries, standing.rotation).transpose(1, 2).contiguous()
         num_queries, capacity = asked.shape[1] * config.num_heads // config.num_kv_heads, rows.places.shape[1] * rows.page_len
@@ -227,7 +230,7 @@ class SlotAttending(Attending):
 
 @final
 class PrefixMemory(LayerMemory):
-    """Hydra's layer over the target's states. What it makes of the newest column is what the heads read."""
+    """Hydra's layer over the target's states. The heads read its output at the newest column."""
 
     def __init__(self, head: HydraHead, levels: NewLevels) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=1)

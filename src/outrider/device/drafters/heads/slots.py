@@ -1,10 +1,10 @@
-"""Trained heads inside a captured round, whatever they remember of a text.
+"""Trained heads inside a captured round, with any kind of memory.
 
-What a head's memory keeps of the newest columns stands at addresses that stay, for every slot: the target's states, or what
-the head makes of them (``device/drafters/heads/memory.py``, ``looking.py``). A round hands over the states of its nodes. Those
-of the accepted ones follow what is kept, and the last few of both are kept next. A slot that stood still keeps what it had. A
-round without guesses only puts its states aside: they are read before the next tree, many at a time. From there the tree grows
-as on the host.
+For every slot, the values of the newest columns are kept at fixed addresses: the target's states, or what the head computes
+from them (``device/drafters/heads/memory.py``, ``looking.py``). A round passes on the states of its nodes. The states of
+accepted nodes are appended to the kept ones, of which the last few stay. A slot that did not run keeps its values. A round
+without guesses only stores its states; they are read before the next tree, many at a time. From there the tree grows as on the
+host.
 
     kept' = last K of  [kept ; h(root) ; h(accepted 1) ; ..]
 """
@@ -25,14 +25,14 @@ from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.uploads import sent
 
 _MOST_LATE = 64
-"""Rounds without guesses whose states are put aside."""
+"""Number of rounds without guesses whose states are stored."""
 _CHUNK = 512
 """Most columns read in one pass."""
 
 
 @final
 class DeviceHeads(DeviceDrafter):
-    """Trees from what heads make of the newest columns."""
+    """Trees from heads that read the newest columns."""
 
     most_late = _MOST_LATE
 
@@ -41,9 +41,9 @@ class DeviceHeads(DeviceDrafter):
         self.taps, self.max_depth, self._num_kept = taps, grower.max_depth, memory.num_kept
         self._like = next(head.parameters())
         self._kept: dict[int, Tensor] = {}
-        """[B + 1, K, S] by slots; the last row is no slot's."""
+        """[B + 1, K, S] kept values by slot; the last row belongs to no slot."""
         self._late: dict[int, Tensor] = {}
-        """[B, L, F] the target's states of rounds without guesses, column c at c % L."""
+        """[B, L, F] the target's states of rounds without guesses. Column c is at c % L."""
 
     @property
     def version(self) -> int:
@@ -87,7 +87,7 @@ class DeviceHeads(DeviceDrafter):
         self._keep(spare, columns, pieces.of_slots(frame.lengths, frame.lengths.new_zeros(())), states)
 
     def _keep(self, batch_size: int, columns: HeadColumns, lengths: Tensor, states: Tensor) -> None:
-        """Keep what was made of columns [R, N, S] that are the last before the roots of texts of ``lengths`` [R]."""
+        """Keep the last of the values [R, N, S] before the roots of texts of ``lengths`` [R]."""
         places = columns.at() + 1 + self._num_kept - lengths[:, None]
         owners = torch.where((places >= 0) & (places < self._num_kept), columns.slots[:, None], batch_size)
         self._of(batch_size)[owners, places.clamp(0, self._num_kept - 1)] = states
@@ -113,7 +113,7 @@ class DeviceHeads(DeviceDrafter):
             kept.index_copy_(0, slots, newest)
 
     def _note(self, kept: Tensor, states: Tensor, num_new: Tensor) -> None:
-        """Let the first ``num_new`` of ``states`` [R, N, S] follow what is kept [R, K, S]; the last K stay."""
+        """Append the first ``num_new`` of ``states`` [R, N, S] to the kept values [R, K, S], of which the last K stay."""
         known = torch.cat([kept, states], 1)
         places = num_new[:, None] + torch.arange(self._num_kept, device=known.device)
         kept.copy_(known.gather(1, places[..., None].expand(-1, -1, known.shape[2])))

@@ -1,6 +1,6 @@
-"""Texts that heads read before their first round, many at a time: rows of different lengths, padded behind their ends.
+"""Texts that heads read before their first round, many at a time: rows of different lengths with padding at the end.
 
-What a head makes of the padding is written behind a text, where the columns that come are written over it.
+The padding's keys and values are written behind a text, where later columns overwrite them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def padded_tokens(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor
 
 
 def padded_part(values: Sequence[Tensor], first: int, count: int) -> Tensor:
-    """[R, N, F] at most ``count`` of each row's values [n, F] from the ``first`` on, zeros behind them."""
+    """[R, N, F] at most ``count`` of each row's values [n, F], starting at ``first``, with zeros behind them."""
     parts = [value[first : first + count] for value in values]
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)

@@ -1,1 +1,1 @@
-"""The target drafts for itself inside captured rounds."""
+"""Drafting with the target itself inside captured rounds."""

@@ -1,8 +1,8 @@
-"""Part of the target drafts for the whole inside a captured round: the first layers, or all but a few sublayers.
+"""Drafting with part of the target inside a captured round: its first layers, or all but a few sublayers.
 
 A partial pass reads the target's pages and writes the keys of the guesses behind the text, in the layers that it takes. The
-verifying pass of the same round writes over them: the same numbers where the first layers draft. So there is no memory of its
-own, and nothing to catch up with. The oracles are ``drafters/itself/self_chain.py`` and ``self_growth.py``.
+verifying pass of the same round overwrites them, with the same numbers if the first layers draft. So the drafter has no memory
+of its own, and never has to catch up. The oracles are ``drafters/itself/self_chain.py`` and ``self_growth.py``.
 
     pages:   text .. | root | guess 1 | guess 2 ..          draft: layers of the route          verification: all layers
 """
@@ -48,35 +48,35 @@ class DeviceExit(DeviceDrafter):
         self._grower.grow(ExitAnswers(self._target, self._route, frame, nodes[:, :1]), frame, nodes, depth)
 
     def seat(self, texts: Texts, *, batch_size: int) -> None:
-        """The target has read the text."""
+        """Nothing to do: the target has read the text."""
 
     def open(self, slots: Sequence[int], *, batch_size: int) -> None:
-        """The target reads the text."""
+        """Nothing to do: the target reads the text."""
 
     def catch_up(self, late: LateTexts, *, batch_size: int) -> None:
-        """Every round is the target's own."""
+        """Nothing to do: every round is the target's own."""
 
     def move(self, old_size: int, new_size: int, slots: Sequence[int]) -> None:
-        """The target's pages move."""
+        """Nothing to do: the target's pages move."""
 
     def release(self, slots: Sequence[int], *, batch_size: int) -> None:
-        """The pages are the target's."""
+        """Nothing to do: the pages are the target's."""
 
     def fits(self, capacity: int) -> bool:
         return capacity <= self._target.most_slots
 
 
 Adapt = Callable[[Tensor, int, Sights], Tensor]
-"""[B, M, H] what the target's norm and head read, from the states of nodes, how far behind the root they begin, and what they
-see."""
+"""Turns states of nodes into [B, M, H] input of the target's norm and head, given how far behind the root they begin and which
+nodes they see."""
 
 
 @final
 class ExitAnswers(Answers):
-    """One round. The root stands in front of the nodes that are asked about."""
+    """Answers of one round. The root comes before the nodes that are asked about."""
 
     def __init__(self, target: FastDecoder, route: Route, frame: Frame, roots: Tensor, *, adapt: Adapt | None = None) -> None:
-        """``roots`` [B, 1]. The states of the route speak, unless others are made of them."""
+        """``roots`` [B, 1]. The states of the route are used as they are, unless ``adapt`` changes them."""
         self._target, self._route, self._frame, self._roots = target, route, frame, roots
         self._adapt: Adapt = adapt or (lambda states, *_: states)
 
@@ -89,7 +89,7 @@ class ExitAnswers(Answers):
         return self._target.logits(self._adapt(states, 1, asked.sights))
 
     def _states(self, tokens: Tensor, lengths: Tensor, sights: Sights) -> Tensor:
-        """[B, M, H] of nodes [B, M] behind so many [B] tokens."""
+        """[B, M, H] states of nodes [B, M] behind so many [B] tokens."""
         assert self._frame.pages is not None, "the target keeps texts in pages"
         target, rows = self._target, Rows(lengths.int(), self._frame.pages, self._target.page_len)
         step = target.step((len(tokens), tokens.shape[1]), rows, sights, num_slots=target.num_slots)
@@ -99,7 +99,7 @@ class ExitAnswers(Answers):
 
 @final
 class AdapterMemory(LayerMemory):
-    """A layer between an exit and the target's norm and head: keys and values of the exit's states of a text."""
+    """A layer between an exit and the target's norm and head. It stores keys and values of the exit's states of a text."""
 
     width = 0
 
@@ -116,7 +116,7 @@ class AdapterMemory(LayerMemory):
         return ExitAnswers(self._target, self._route, roots.frame, roots.tokens, adapt=adapt)
 
     def _adapted(self, roots: Roots, states: Tensor, behind: int, sights: Sights) -> Tensor:
-        """[B, M, H] of the exit's states of nodes ``behind`` the root's place."""
+        """[B, M, H] adapted states of nodes that begin ``behind`` the root."""
         columns = roots.columns(roots.num_columns + behind, states.shape[1])
         attending = self._attending(len(states), columns, sights)[0]
         return self._adapter.layer(states.to(self._like.dtype), attending).to(states.dtype)

@@ -1,9 +1,9 @@
-"""A draft model's best-first tree inside a captured round: one draft pass for the expanded nodes of a level, and small kernels
-that choose who is expanded next and, at the end, who is in the tree (``device/drafters/trees/best_first.py``).
+"""A draft model's best-first tree inside a captured round.
 
-As in ``device/drafters/model/draft_tree.py`` the last depth + 1 committed tokens are fed again, so no accepted branch has to be
-moved in the draft's cache. The same trees as ``drafters/model/best_first.py``; lossless, since any candidates are under the
-coupled rule.
+Each level takes one draft pass over its expanded nodes. Small kernels choose the nodes to expand next and, at the end, the
+nodes of the tree (``device/drafters/trees/best_first.py``). As in ``device/drafters/model/draft_tree.py``, the last depth + 1
+committed tokens are fed again, so no accepted branch has to be moved in the draft's cache. The trees equal those of
+``drafters/model/best_first.py``. They are lossless, since the coupled rule is exact for any candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeviceBestFirst(ModelDrafter):
     """Trees that follow a draft model's confidence."""
 
     def __init__(self, model: FastDecoder, *, vocab_size: int, searches: Mapping[int, Search]) -> None:
-        """``searches`` by guesses along a path."""
+        """``searches`` are keyed by the number of guesses along a path."""
         super().__init__(model, vocab_size=vocab_size)
         self.max_depth = max(searches)
         self._again = Again(self.max_depth + 1, model.device)

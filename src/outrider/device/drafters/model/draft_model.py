@@ -2,8 +2,8 @@
 
 After a round the draft's cache may lack one or two of the committed tokens, depending on how many guesses were accepted.
 Feeding the last two always covers both cases with one shape of pass (the first of them is written again, with the same
-numbers), so nothing about the round has to be known on the host. Where grammars may have changed the guesses of the last round,
-as many tokens are fed as that round can have added. Guesses are coupled: the choice of q with the target's noise of each
+numbers). So the host need not know anything about the round. Where grammars may have changed the guesses of the last round, as
+many tokens are fed as that round can have added. Guesses are coupled: the choice of q with the target's noise of each
 position.
 """
 
@@ -28,7 +28,7 @@ from outrider.models.gpu.reading import sizes_to_read
 
 @final
 class Again:
-    """Which of the last committed tokens a drafter's first pass reads again: as many as a round may have added, so that one
+    """The range of committed tokens that a drafter's first pass reads again: as many as a round may have added, so that one
     shape of pass covers every case."""
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -36,12 +36,12 @@ class Again:
         self._steps = torch.arange(count, device=device)
 
     def first(self, frame: Frame, *, behind: int = 0) -> Tensor:
-        """[B] where they begin: ``behind`` places before the end is the last. A text that is shorter is read from its beginning
-        on, beyond its end, where the next tokens are written over what that leaves."""
+        """[B] first token of the range, ``behind`` places before the end of the text. A text that is shorter is read from its
+        beginning on and beyond its end, where later tokens overwrite the extra keys."""
         return (frame.lengths - self.count - behind).clamp(min=0)
 
     def last(self, states: Tensor, frame: Frame, first: Tensor, *, behind: int = 0) -> Tensor:
-        """[..., B, 1, H] of what was read [..., B, count, H], that of each row's last."""
+        """[..., B, 1, H] the last of each row's values [..., B, count, H]."""
         index = (frame.lengths - 1 - behind - first)[:, None, None].expand(*states.shape[:-2], 1, states.shape[-1])
         return states.gather(-2, index)
 
@@ -83,7 +83,7 @@ class ModelDrafter(PagedDrafter, ABC):
         return capacity <= self.model.max_len
 
     def _at_root(self, frame: Frame, again: Again) -> Tensor:
-        """[B, 1, V] logits after the root, the last tokens read again."""
+        """[B, 1, V] logits after the root; the last tokens are read again."""
         first = again.first(frame)
         tokens = frame.tokens.gather(1, again.columns(first))
         hidden, _ = self.model.hidden(tokens, self._step(first, again.count, Sights(None, None)))

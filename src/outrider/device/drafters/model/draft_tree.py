@@ -1,8 +1,8 @@
-"""A draft model's tree of a fixed shape inside a captured round, level by level: one draft pass for all parents of a level.
+"""A draft model's tree of a fixed shape inside a captured round. Each level takes one draft pass over all its parents.
 
-After a round the draft's cache may lack all tokens the round has added, at most depth + 1; feeding the last so many committed
-tokens again covers every case with one shape of pass, so no accepted branch has to be moved. Only nodes that have children
-are fed; they stand in the draft's cache in the order they were fed in. The same trees as ``drafters/model/draft_tree.py``.
+After a round the draft's cache may lack all tokens that the round has added, at most depth + 1. Feeding that many committed
+tokens again covers every case with one shape of pass, so no accepted branch has to be moved. Only nodes with children are fed,
+and the draft's cache holds them in that order. The trees equal those of ``drafters/model/draft_tree.py``.
 
     children(u) = first k of   log q(. | u) + g_position                     coupled, as the target will choose
 """
@@ -28,7 +28,7 @@ from outrider.models.gpu.decoder import FastDecoder
 
 @dataclass(frozen=True, eq=False)
 class StaticTree:
-    """The shape of a tree, as kernels read it for every slot."""
+    """The shape of a tree as kernels read it, the same for every slot."""
 
     parents: Tensor
     """[N] int64, -1 for the root."""
@@ -41,7 +41,7 @@ class StaticTree:
 
     @staticmethod
     def of(parents: Sequence[int], device: torch.device) -> StaticTree:
-        """Several -1 are several trees side by side."""
+        """The shape with these parents. Several -1 make several trees side by side."""
         ancestors = ancestors_of(torch.tensor([parents]))
         depths, paths = ancestors[0].sum(-1).int() - 1, paths_of(ancestors)[0]
         return StaticTree(*(t.to(device) for t in (torch.tensor(parents), depths, pack_words(ancestors)[0], paths)))
@@ -51,12 +51,12 @@ class StaticTree:
         return int(self.depths.max())
 
     def trees(self, batch_size: int) -> SlotTrees:
-        """The same tree in every slot."""
+        """This tree in every slot."""
         rows = (t.expand(batch_size, *t.shape).contiguous() for t in (self.parents, self.depths, self.words, self.paths))
         return SlotTrees(*rows)
 
     def sights(self, batch_size: int, *, start: int = 0, end: int | None = None) -> Sights:
-        """What nodes ``start`` to ``end`` see in every slot."""
+        """Ancestors of the nodes from ``start`` to ``end``, in every slot."""
         depths = self.depths[start:end].expand(batch_size, -1).contiguous()
         words, paths = (t[start:end].expand(batch_size, -1, -1).contiguous() for t in (self.words, self.paths))
         return Sights(words, depths, start, paths)
@@ -70,14 +70,14 @@ class Level:
     """[M] int64 their numbers in the tree."""
     depth: int
     children: Tensor
-    """[M, K] int64 node that gets the k-th best token, -1 for none."""
+    """[M, K] int64 node that holds the k-th best token after each of them, -1 for none."""
     first: int
-    """Number of the first among all nodes that are fed."""
+    """Number of the first of them among all fed nodes."""
 
 
 @dataclass(frozen=True, eq=False)
 class FedTree:
-    """The nodes that have children, level by level: what a drafter is asked about."""
+    """The nodes with children, level by level: those that a drafter is asked about."""
 
     levels: tuple[Level, ...]
     shape: StaticTree
@@ -85,7 +85,7 @@ class FedTree:
 
     @staticmethod
     def of(parents: Sequence[int], ranks: Sequence[int], device: torch.device) -> FedTree:
-        """``ranks[n]`` says which of its parent's best tokens node n is."""
+        """The fed nodes of a tree. ``ranks[n]`` says which of its parent's best tokens node n holds."""
         depths = StaticTree.of(parents, torch.device("cpu")).depths.tolist()
         inner = [node for node in range(len(parents)) if node in set(parents)]
         levels: list[Level] = []
@@ -106,7 +106,7 @@ class FedTree:
 
 
 Ranked = tuple[Sequence[int], Sequence[int]]
-"""The parents of a tree's nodes, and which of its parent's best tokens each node is."""
+"""The parents of a tree's nodes, and the rank of each node among its parent's best tokens."""
 
 
 @final

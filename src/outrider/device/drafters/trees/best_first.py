@@ -1,8 +1,8 @@
-"""Best-first trees grown on the device, in a fixed number of fixed shapes: the same trees as ``drafters/model/best_first.py``.
+"""Best-first trees grown on the device, with passes of fixed shapes. The trees equal those of ``drafters/model/best_first.py``.
 
-Level by level the best ``width`` candidates are expanded, each with its ``num_children`` best tokens. A pool keeps every
-candidate with its chance (``drafters/trees/candidates.py``), and its best become the tree. How many there are at each level is
-known beforehand; which ones two small kernels decide, a program per slot. (Li et al. 2024, EAGLE-2, arXiv 2406.16858.)
+At each level, the best ``width`` candidates are expanded, each with its ``num_children`` best tokens. A pool keeps every
+candidate with its path probability (``drafters/trees/candidates.py``), and the best of the pool become the tree. The number of
+candidates at each level is known. Two small kernels, one program per slot, choose them. (Li et al. 2024, arXiv 2406.16858.)
 
     chance(child) = chance(parent) * softmax((l + T g) / tau)[child]           expand: top width of a level;  tree: top N of all
 """
@@ -27,12 +27,12 @@ from outrider.device.sampling.choose import Bests
 _RANKED = 16
 """Places that one program ranks."""
 MOST = 64
-"""Nodes of a tree, and nodes expanded for it: their ancestors are bits of one word."""
+"""Most nodes of a tree, and most expanded nodes, because ancestors are bits of one 64-bit word."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How much is looked at, and how much of it is proposed."""
+    """Size of a search: how many candidates it considers, and how many nodes it proposes."""
 
     max_depth: int
     num_nodes: int
@@ -43,7 +43,7 @@ class Search:
 
     @property
     def num_expanded(self) -> tuple[int, ...]:
-        """Nodes expanded at every level: the root, then the best of those found below the level before."""
+        """Number of nodes expanded at every level: the root, then the best of those found below the previous level."""
         counts = [1]
         while len(counts) < self.max_depth:
             counts.append(min(self.width, counts[-1] * self.num_children))
@@ -55,12 +55,12 @@ class Search:
 
     @property
     def fits(self) -> bool:
-        """Small enough for one word of bits, and enough looked at for a tree of that size."""
+        """Whether the search fits into one word of bits and considers enough candidates for its tree."""
         return 2 <= self.num_nodes <= min(MOST, self.pool_size) and sum(self.num_expanded) <= MOST
 
 
 def searches_of(shape: CapturedShape, *, width: int, num_children: int, tau: float) -> dict[int, Search] | None:
-    """The searches for trees, each no larger than what it looks at, by guesses along a path; None where one is too large."""
+    """The searches for trees by guesses along a path, no larger than what they consider; None if one is too large."""
     found = {depth: Search(depth, count + 1, width, num_children, tau) for depth, count in shape.guesses.items()}
     found = {depth: replace(one, num_nodes=min(one.num_nodes, one.pool_size)) for depth, one in found.items()}
     return found if all(search.fits for search in found.values()) else None
@@ -68,7 +68,7 @@ def searches_of(shape: CapturedShape, *, width: int, num_children: int, tau: flo
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Candidates of every slot, the root first, and those of them that are expanded. P places, F expanded below the root."""
+    """Candidates of every slot, the root first, and those that are expanded: P places, F expanded nodes below the root."""
 
     tokens: Tensor
     """[B, P] int64"""
@@ -77,11 +77,11 @@ class Pool:
     chances: Tensor
     """[B, P] float32 log-probability that the text passes through"""
     numbers: Tensor
-    """[B, P] int32 among the expanded, the root being 0"""
+    """[B, P] int32 number among the expanded nodes; the root is 0"""
     places: Tensor
-    """[B, W] int32 of those expanded last"""
+    """[B, W] int32 places of the nodes expanded last"""
     moved: Tensor
-    """[B, P] int32 rank, and then node of the tree, while it is being chosen"""
+    """[B, P] int32 rank during the choice, then node of the tree"""
 
     @staticmethod
     def empty(batch_size: int, search: Search, device: torch.device) -> Pool:
@@ -94,14 +94,14 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class Expanded:
-    """The nodes below the root that a drafter is asked about, in the order it is asked. Those of a level stand side by side."""
+    """The expanded nodes below the root, in the order in which the drafter is asked. Nodes of one level are adjacent."""
 
     tokens: Tensor
     """[B, F] int64"""
     above: Tensor
-    """[B, F] int64 number of the parent among the expanded, 0 for the root"""
+    """[B, F] int64 number of the parent among the expanded nodes, 0 for the root"""
     words: Tensor
-    """[B, F, 1] int64 ancestor bits, of themselves alone or (``with_root``) with the root as bit 0"""
+    """[B, F, 1] int64 ancestor bits: of the expanded nodes alone, or (``with_root``) with the root as bit 0"""
 
     def level(self, first: int, count: int) -> Expanded:
         return Expanded(*(t[:, first : first + count].contiguous() for t in (self.tokens, self.above, self.words)))
@@ -109,10 +109,10 @@ class Expanded:
 
 @final
 class Growth:
-    """One search over so many slots: what the kernels write, at addresses that stay."""
+    """One search over a number of slots: the arrays that its kernels write, at fixed addresses."""
 
     def __init__(self, search: Search, batch_size: int, device: torch.device, *, with_root: bool) -> None:
-        """``with_root``: the root counts as the first of the expanded nodes in their words."""
+        """``with_root`` counts the root as the first of the expanded nodes in their ancestor words."""
         self.search, self._with_root = search, with_root
         num_fed = max(1, sum(search.num_expanded) - 1)
         with torch.inference_mode(False):  # whoever asks first, anybody may write to it
@@ -124,7 +124,7 @@ class Growth:
             self.trees = _empty_trees(batch_size, search, device)
 
     def add(self, level: int, bests: Bests, frame: Frame) -> None:
-        """The candidates below the nodes expanded at ``level``, from their best tokens; then the best of them are expanded."""
+        """Add the candidates below the nodes expanded at ``level``, from their best tokens, and expand the best of them."""
         search, pool, fed = self.search, self.pool, self.expanded
         counts = (*search.num_expanded, 0)
         assert bests.sums is not None
@@ -140,12 +140,12 @@ class Growth:
         )  # fmt: skip
 
     def trail(self, level: Expanded) -> Trail:
-        """The way to the nodes of a level."""
+        """The path to the nodes of a level."""
         words = level.words >> 1 if self._with_root else level.words
         return Trail(self.expanded.tokens, words, has_root=False)
 
     def choose(self, nodes: Tensor) -> None:
-        """The best of the pool as trees: tokens into columns 1.. of ``nodes`` [B, N], shapes into ``trees``."""
+        """Choose the best of the pool as trees: tokens into columns 1.. of ``nodes`` [B, N], shapes into ``trees``."""
         chances, num_places = self.pool.chances, self.pool.chances.shape[1]
         _rank_all[(triton.cdiv(num_places, _RANKED), len(nodes))](
             chances, self.pool.moved, num_places, PLACES=triton.next_power_of_2(num_places), BLOCK=_RANKED, num_warps=4
@@ -153,14 +153,14 @@ class Growth:
         self._take(nodes)
 
     def choose_kept(self, nodes: Tensor, kept: Tensor) -> None:
-        """As ``choose``, of the candidates that are ``kept`` [B, P], a tree each. Nodes that are left over hold no guess."""
+        """Choose among the candidates that are ``kept`` [B, P], one tree per slot. Unused nodes hold no guess."""
         self.pool.moved.copy_(torch.where(kept, 0, self.search.num_nodes))
         for tensor, value in ((nodes, -1), (self.trees.parents, 0), (self.trees.depths, 1)):
             tensor[:, 1:] = value
         self._take(nodes)
 
     def _take(self, nodes: Tensor) -> None:
-        """The places that have moved to less than the number of nodes become the tree."""
+        """Let the places whose rank is less than the number of nodes become the tree."""
         pool, trees, num_places = self.pool, self.trees, self.pool.tokens.shape[1]
         _choose[(len(nodes),)](
             pool.tokens, pool.parents, pool.moved, self._depths, nodes,
@@ -171,7 +171,7 @@ class Growth:
 
 @final
 class Growths:
-    """The same search for any number of slots, each made when it is first asked for."""
+    """A search for any number of slots. Each size is made when it is first needed."""
 
     def __init__(self, search: Search, device: torch.device, *, with_root: bool) -> None:
         self.search = search
@@ -248,7 +248,7 @@ def _add(
 
 @triton.jit
 def _rank(chance, place, others, other_places):
-    """How many of the others are better, or as good and older."""
+    """The number of other places that are better, or as good and older."""
     better = others[None, :] > chance[:, None]
     older = (others[None, :] == chance[:, None]) & (other_places[None, :] < place[:, None])
     return tl.sum((better | older).to(tl.int32), 1)
@@ -256,7 +256,7 @@ def _rank(chance, place, others, other_places):
 
 @triton.jit
 def _rank_all(chances, ranks, num_places, PLACES: tl.constexpr, BLOCK: tl.constexpr):
-    """One place of the pool against all, a block of places per program: in one program it took longer than a level does."""
+    """Rank one place of the pool against all, a block of places per program: a single program took longer than a level."""
     mine = tl.program_id(1) * num_places
     place, others = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PLACES)
     chance = tl.load(chances + mine + place, mask=place < num_places, other=float("-inf"))

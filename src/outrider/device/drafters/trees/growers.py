@@ -1,7 +1,8 @@
-"""How a tree grows inside a captured round, whoever is asked about its nodes: of a static shape, best-first, or a chain.
+"""Growers of trees inside captured rounds, for any drafter: static shapes, best-first trees and chains.
 
-A grower decides which nodes a drafter is asked about, level by level, and which tokens become the tree. What the drafter says
-after them is up to its ``Answers``. The same trees as ``drafters/trees/static.py`` and ``drafters/trees/best_first.py`` grow.
+A grower decides, level by level, which nodes the drafter evaluates and which tokens become the tree. The drafter's ``Answers``
+supply the logits after those nodes. The trees equal those of ``drafters/trees/static.py`` and
+``drafters/trees/best_first.py``.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from outrider.models.attention.tree_tiles import Sights
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """The nodes of a level that a drafter is asked about. Those of the levels before were asked about in this order."""
+    """The nodes of a level that a drafter is asked about. It was asked about earlier levels in the same order."""
 
     tokens: Tensor
     """[B, M] int64"""
     above: Tensor
-    """[B, M] int64 number of the parent among those asked about, the root being 0."""
+    """[B, M] int64 number of the parent among the nodes asked about; the root is 0."""
     sights: Sights
-    """Which of those below the root each node sees."""
+    """Which nodes below the root each of them sees."""
 
 
 class Answers(ABC):
@@ -48,15 +49,16 @@ class Answers(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """The tokens that a drafter's logits are of."""
+    """The tokens that a drafter's logits stand for."""
 
     num_tokens: int
     ids: Tensor | None = None
-    """[Vd] int64, ascending: the target's tokens; None: the first ones."""
+    """[Vd] int64, ascending: the target's tokens; None if they are the first Vd ones."""
 
 
 class Grower(ABC):
-    """Grows trees or chains. ``depth`` is the number of guesses along a path; a drafter is asked about no more levels."""
+    """Grows trees or chains. ``depth`` is the number of guesses along a path, and a drafter is asked about at most so many
+    levels."""
 
     def __init__(self, spoken: Spoken, max_depth: int) -> None:
         self._spoken = spoken
@@ -65,16 +67,16 @@ class Grower(ABC):
 
     @abstractmethod
     def num_nodes(self, depth: int) -> int:
-        """Nodes of what grows, the root included."""
+        """Nodes of the result, the root included."""
 
     @property
     @abstractmethod
     def most_asked(self) -> int:
-        """Most nodes of a round that a drafter is asked about, the root included."""
+        """Most nodes per round that a drafter is asked about, the root included."""
 
     @abstractmethod
     def trees(self, batch_size: int, depth: int) -> SlotTrees | None:
-        """The shapes of what grows, fixed or written by ``grow``; None for chains."""
+        """The shapes of the trees, fixed or written by ``grow``; None for chains."""
 
     @abstractmethod
     def grow(self, answers: Answers, frame: Frame, nodes: Tensor, depth: int) -> None:
@@ -91,8 +93,8 @@ class Grower(ABC):
         trail: Trail | None,
         tau: float | None = None,
     ) -> Bests:
-        """The best tokens after ``num_nodes`` nodes at ``depth``. Nodes with one law are looked at once, unless penalties tell
-        them apart."""
+        """The best tokens after ``num_nodes`` nodes at ``depth``. Nodes with one law are computed once, unless penalties differ
+        between them."""
         is_shared = logits.shape[1] < num_nodes
         if is_shared and frame.stages:
             logits, is_shared = logits.expand(-1, num_nodes, -1).contiguous(), False
@@ -103,12 +105,12 @@ class Grower(ABC):
 
 @dataclass(frozen=True, eq=False)
 class AskedTree:
-    """A tree of a fixed shape, and the nodes of it that a drafter is asked about."""
+    """A tree of a fixed shape, and its nodes that a drafter is asked about."""
 
     tree: StaticTree
     fed: FedTree
     guesses: StaticTree
-    """Those that are asked about, without the root."""
+    """The nodes asked about, without the root."""
 
     @staticmethod
     def of(ranked: Ranked, device: torch.device) -> AskedTree:
@@ -153,7 +155,7 @@ class StaticGrower(Grower):
 
 @final
 class ChainGrower(Grower):
-    """Chains of any length up to the deepest, which end after a guess less sure than a threshold."""
+    """Chains of any length up to the deepest. A chain ends after a guess whose confidence is below a threshold."""
 
     def __init__(self, spoken: Spoken, max_depth: int, *, threshold: float | None = None) -> None:
         super().__init__(spoken, max_depth)
@@ -188,7 +190,7 @@ class ChainGrower(Grower):
 
 
 Choose = Callable[[Growth, Tensor], None]
-"""Makes trees of the candidates that were looked at: tokens into columns 1.. of nodes [B, N], shapes into the growth's."""
+"""Makes trees of the candidates: tokens into columns 1.. of nodes [B, N], shapes into those of the search."""
 
 
 @final
@@ -231,12 +233,12 @@ class BestFirstGrower(Grower):
 
 
 def choose_beams(growth: Growth, nodes: Tensor) -> None:
-    """Trees of whole paths, the likeliest first, as ``drafters/heads/redrafter.py`` lays them together."""
+    """Trees of whole paths, the likeliest first, in the order of ``drafters/heads/redrafter.py``."""
     growth.choose_kept(nodes, _likeliest_paths(growth.pool, growth.search))
 
 
 def _likeliest_paths(pool: Pool, search: Search) -> Tensor:
-    """[B, P] the places on as many paths of full depth, the likeliest first, as the tree of them has room for."""
+    """[B, P] the nodes of the likeliest full-depth paths, as many paths as the tree has room for."""
     num_places, num_ends = pool.chances.shape[1], search.num_expanded[-1] * search.num_children
     ends = pool.chances[:, -num_ends:].sort(dim=-1, descending=True, stable=True).indices
     place = num_places - num_ends + ends
