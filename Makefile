@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-all coverage check format lock wheels clean gpu-test
+.PHONY: help demo test test-fast test-all coverage check format lock wheels clean gpu-test gpu-figures
 
 # The contract core: the shape of the code, the proofs of the rules, every method on a tiny model, and the first minutes of a user.
 FAST := tests/arch tests/contract/test_rules_exact.py tests/contract/test_rules_vectorised.py tests/contract/test_tree_rules.py \
@@ -54,6 +54,9 @@ wheels: $(READY)  ## wheels with the native pass inside, for x86-64 and aarch64,
 
 gpu-test:  ## the tests that need a CUDA device, with the Python that is there (no set-up)
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+
+gpu-figures:  ## measure again what the pages say about GPUs (ARGS="--call 2 --out DIR", or --dry-run for the plan)
+	PYTHONPATH=src $(PYTHON) scripts/gpu_figures.py $(ARGS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist src/*.egg-info

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from outrider import SamplingParams
+from outrider.bench.provenance import keep_results
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.cuda_graphs import Rounds
@@ -51,14 +52,21 @@ SHAPES: dict[str, Raw] = {
     "llama": raw_config("llama", (4096, 14336, 32, 8, 128256)),
     "qwen3": raw_config("qwen3", (4096, 12288, 32, 8, 151936), head_dim=128),
     "mistral": raw_config("mistral", (4096, 14336, 32, 8, 32000), sliding_window=512),
+    "qwen2": raw_config("qwen2", (3584, 18944, 28, 4, 152064)),
+    "smollm3": raw_config("smollm3", (2048, 11008, 16, 4, 128256)),
     "phi3": raw_config("phi3", (3072, 8192, 32, 32, 32064), sliding_window=512),
+    "phi4": raw_config("phi3", (5120, 17920, 40, 10, 100352)),
+    "gemma": raw_config("gemma", (3072, 24576, 16, 16, 256000), head_dim=256),
     "gemma2": raw_config("gemma2", (3584, 14336, 16, 8, 256000), head_dim=256, sliding_window=512),
     "gemma3": raw_config("gemma3_text", (3840, 15360, 16, 8, 262208), head_dim=256, sliding_window=512),
     "olmo2": raw_config("olmo2", (4096, 11008, 32, 32, 100352)),
+    "olmo3": raw_config("olmo3", (4096, 11008, 32, 32, 100352), sliding_window=512),
     "granite": raw_config("granite", (4096, 12800, 32, 8, 49155), residual_multiplier=0.22, logits_scaling=16.0),
+    "cohere": raw_config("cohere", (8192, 22528, 64, 64, 256000)),
     "cohere2": raw_config("cohere2", (4096, 14336, 32, 8, 256000), sliding_window=512),
     "stablelm": raw_config("stablelm", (2560, 6912, 32, 32, 50304)),
     "gpt-neox": raw_config("gpt_neox", (4096, 16384, 32, 32, 50432)),
+    "starcoder2": raw_config("starcoder2", (4608, 18432, 36, 4, 49152), sliding_window=512),
     "mixtral": raw_config("mixtral", (4096, 14336, 32, 8, 32000), num_local_experts=8, num_experts_per_tok=2),
     "qwen3-moe": raw_config("qwen3_moe", (2048, 6144, 32, 4, 151936), head_dim=128, norm_topk_prob=True),
     "olmoe": raw_config("olmoe", (2048, 1024, 16, 16, 50304)),
@@ -73,6 +81,7 @@ SHAPES: dict[str, Raw] = {
     ),
     "deepseek-v3": raw_config("deepseek_v3", (7168, 18432, 128, 128, 129280), **LITE),
     "glm4-lite": raw_config("glm4_moe_lite", (2048, 10240, 20, 20, 154880)),
+    "youtu": raw_config("youtu", (2048, 6144, 16, 16, 128256)),
     "minicpm3": raw_config("minicpm3", (2560, 6400, 40, 40, 73448)),
 }
 
@@ -89,6 +98,15 @@ class Row:
     @property
     def times_floor(self) -> float:
         return self.ms / self.floor_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of the results file."""
+        times = {
+            "milliseconds": round(self.ms, 3),
+            "floor": round(self.floor_ms, 3),
+            "of the floor": round(self.times_floor, 2),
+        }
+        return {"family": self.family, "nodes": self.nodes, **times}
 
 
 def median_ms(run: Callable[[], Any], repeats: int = 30) -> float:
@@ -152,22 +170,22 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "layers": arguments.layers}
-    print(f"{'family':10} {'nodes':>5} {'ms':>7} {'floor':>7} {'x floor':>7}")
+    what = f"a pass of {arguments.layers} layers with random weights, in milliseconds, and the floor of the bytes it reads"
+    found, failed = list[dict[str, Any]](), dict[str, str]()
+    print(f"{'family':10} {'nodes':>5} {'ms':>7} {'floor':>7} {'x floor':>7}", flush=True)
     for name in arguments.families:
         try:
             rows = measure(name, arguments.layers)
         except Exception as error:  # one family's kernel must not hide the others'
-            results[name] = f"{type(error).__name__}: {error}"
-            print(f"{name:10} {results[name][:300]}")
+            failed[name] = f"{type(error).__name__}: {error}"[:500]
+            print(f"{name:10} {failed[name][:300]}", flush=True)
             continue
         for row in rows:
-            print(f"{row.family:10} {row.nodes:5d} {row.ms:7.3f} {row.floor_ms:7.3f} {row.times_floor:7.2f}")
-        results[name] = [[row.nodes, row.ms, row.floor_ms] for row in rows]
+            print(f"{row.family:10} {row.nodes:5d} {row.ms:7.3f} {row.floor_ms:7.3f} {row.times_floor:7.2f}", flush=True)
+        found += [row.to_json() for row in rows]
+        keep_results(arguments.json, what, found, script="benchmarks/gpu_families.py", failed=failed)
         torch.cuda.empty_cache()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1))
-    print(json.dumps(results))
+    print(json.dumps({"rows": found, "failed": failed}))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from outrider.models.gpu.limits import can_go_wide, can_ring, stages_that_fit
 from outrider.models.gpu.small_batch_matmul import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind, num_parts, tile_for
 from outrider.models.gpu.tuned import cut_key, save, tile_key
-from outrider.models.packed import Matrix, pack
+from outrider.models.packed import Packed, pack
 
 SHAPES: dict[str, tuple[Kind, int, int]] = {
     "qkv": (Kind.WIDE, 6144, 4096),
@@ -120,7 +120,7 @@ def attention_cuts(num_queries: int) -> list[KeySplit]:
     return [cut for cut in cuts if cut.block_queries <= max(16, num_queries) and (num_queries < 256 or cut.block_queries >= 64)]
 
 
-def run(x: Tensor, weight: Matrix, tile: Tile, kind: Kind) -> Tensor:
+def run(x: Tensor, weight: Tensor | Packed, tile: Tile, kind: Kind) -> Tensor:
     return product(x, weight, tile=tile, gated=kind is Kind.GATED, out_dtype=torch.float32 if kind is Kind.HEAD else None)
 
 
@@ -204,7 +204,7 @@ def products(name: str, rows: int, bits: int) -> tuple[dict[str, Any], Tile]:
     kind, outputs, depth = SHAPES[name]
     copies = max(2, min(8, 600_000_000 * 16 // bits // (outputs * depth)))
     dense = [torch.empty(outputs, depth, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02) for _ in range(copies)]
-    weights: list[Matrix] = [w if bits == 16 else pack(w, bits) for w in dense]
+    weights: list[Tensor | Packed] = [w if bits == 16 else pack(w, bits) for w in dense]
     x = torch.randn(rows, depth, device="cuda").bfloat16()
     num_outputs = outputs // 2 if kind is Kind.GATED else outputs
     used = tile_for(kind, rows, num_outputs, bits=bits, ringed=bits < 16 and ringed())
@@ -228,7 +228,7 @@ def products(name: str, rows: int, bits: int) -> tuple[dict[str, Any], Tile]:
     return {"floor": floor, "error": error, "used": str(used), "microseconds": found}, best
 
 
-def same_bits(x: Tensor, weight: Matrix, tiles: Sequence[Tile], kind: Kind) -> bool:
+def same_bits(x: Tensor, weight: Tensor | Packed, tiles: Sequence[Tile], kind: Kind) -> bool:
     """Whether every tile gives the bits of the one in use."""
     expected = run(x, weight, tiles[0], kind)
     return all(torch.equal(run(x, weight, tile, kind), expected) for tile in tiles[1:])

@@ -39,7 +39,8 @@ from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
 from outrider.models.gpu.products import multiply  # noqa: E402
 from outrider.models.gpu.small_batch_matmul import product, reference_product  # noqa: E402
 from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
-from outrider.models.packed import GROUP, LayerMatrices, Packed  # noqa: E402
+from outrider.models.packed import GROUP, FewBits, LayerMatrices, Packed  # noqa: E402
+from outrider.models.planes import UNIT, Planes, together  # noqa: E402
 from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
 
 BF16 = "bf16"
@@ -103,18 +104,42 @@ def from_table(weight: Tensor) -> Packed:
     return Packed((codes[..., :32] | codes[..., 32:] << 4).flatten(1).contiguous(), scales.T.contiguous(), levels=levels)
 
 
-FORMS: dict[str, Callable[[Tensor], Packed]] = {
+def eight_bits(weight: Tensor) -> Planes:
+    """Q8_0 of GGUF: a scale of 16 bits for 32."""
+    groups = weight.float().unflatten(1, (-1, UNIT))
+    scales = (groups.abs().amax(-1) / 127).clamp_(min=LEAST).half()
+    codes = (groups / scales.float()[..., None]).round_().clamp_(-127, 127).flatten(1).add_(128).to(torch.uint8)
+    return Planes(together(codes & 15, 4), scales.T.contiguous(), 128, together(codes >> 4, 4))
+
+
+def four_bits_in_steps(weight: Tensor) -> Planes:
+    """Q4_K of GGUF: scales and offsets of 32 are steps of 6 bits, in floats of 16 bits for 256."""
+    groups = weight.float().unflatten(1, (-1, 8, UNIT))
+    low = groups.amin(-1).clamp(max=0)
+    scale = (groups.amax(-1) - low) / 15
+    floats = [(each.amax(-1, keepdim=True) / 63).clamp_(min=LEAST).half() for each in (scale, -low)]
+    steps, offset_steps = ((each / whole.float()).round_() for each, whole in zip((scale, -low), floats, strict=True))
+    own, offset = floats[0].float() * steps, floats[1].float() * offset_steps
+    codes = ((groups + offset[..., None]) / own.clamp(min=1e-12)[..., None]).round_().clamp_(0, 15).to(torch.uint8)
+    scales, offsets = floats[0][..., 0].T.contiguous(), -floats[1][..., 0].T.contiguous()
+    whole = [each.flatten(1).to(torch.int8).T.contiguous() for each in (steps, offset_steps)]
+    return Planes(together(codes.flatten(1), 4), scales, 0, None, whole[0], offsets, whole[1])
+
+
+FORMS: dict[str, Callable[[Tensor], FewBits]] = {
     "int4 (GPTQ)": symmetric,
     "int4 (AWQ)": with_zeros,
     "fp8 blocks": float_blocks,
     "fp8 outputs": float_outputs,
     "nf4": from_table,
+    "GGUF Q8_0": eight_bits,
+    "GGUF Q4_K": four_bits_in_steps,
 }
 EXPERTS = Experts(count=32, num_chosen=4, size=2880, normalised=True, layers=(True,))
 """The experts of gpt-oss-20b, whose stream is as wide as its experts."""
 
 
-def rounded_weights(weights: Weights, pack: Callable[[Tensor], Packed]) -> Weights:
+def rounded_weights(weights: Weights, pack: Callable[[Tensor], FewBits]) -> Weights:
     """The same model with the layers' matrices rounded, as a quantised folder gives it."""
     rows = PackedRows()
 
@@ -127,7 +152,7 @@ def rounded_weights(weights: Weights, pack: Callable[[Tensor], Packed]) -> Weigh
     return replace(weights, layers=[layer(old) for old in weights.layers], rows=rows)
 
 
-def check(name: str, pack: Callable[[Tensor], Packed]) -> dict[str, Any]:
+def check(name: str, pack: Callable[[Tensor], FewBits]) -> dict[str, Any]:
     """Products of every kind and number of rows against plain PyTorch; a row's bits must not depend on the others."""
     draw = torch.Generator("cuda").manual_seed(1)
     packed = pack(torch.randn(512, 4096, generator=draw, device="cuda").bfloat16() / 8)
@@ -145,12 +170,14 @@ def check(name: str, pack: Callable[[Tensor], Packed]) -> dict[str, Any]:
             worst = max(worst, float((whole - expected[:count]).norm() / expected[:count].norm()))
         wide = multiply(x, packed, kind).float()
         worst = max(worst, float((wide - expected).norm() / expected.norm()))
+        if not isinstance(packed, Packed):
+            continue  # there is one kernel
         tile = tile_for(kind, 8, 256 if gated else 512, bits=packed.bits)
         y = product(x[:8], packed, tile=tile, gated=gated)
         y = (y.sum(0) if y.dim() == 3 else y).float()
         lone = max(lone or 0.0, float((y - expected[:8]).norm() / expected[:8].norm()))
     print(
-        f"check {name:<14} relative error {worst:.1e} (without the ring {lone:.1e}), same bits at every count: {same}",
+        f"check {name:<14} relative error {worst:.1e} (without the ring {lone or worst:.1e}), same bits at every count: {same}",
         flush=True,
     )
     return {"error": worst, "error_without_ring": lone, "same_bits": same}

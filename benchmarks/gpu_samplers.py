@@ -25,6 +25,7 @@ import torch  # noqa: E402
 from gpu import Bench  # noqa: E402  # pyright: ignore
 
 from outrider import SamplingParams  # noqa: E402
+from outrider.bench.provenance import keep_results  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.codecs.grammar import GrammarCompiler  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     bench, results = Bench(context=64), list[dict[str, Any]]()
+    what = "sampler x method in captured rounds, 8B shapes, batch 1; step: milliseconds of a round to the greedy one"
     methods = {name: bench.method(name, **options) for name, options in METHODS.items()}
     greedy: dict[str, float] = {}
     for label, options in {**SAMPLERS, **grammars()}.items():
@@ -111,7 +113,7 @@ def main() -> None:
             speed, round_ms, per_round = (statistics.median(column) for column in zip(*runs, strict=True))
             greedy.setdefault(name, round_ms)
             row = {"sampler": label, "method": name, "tokens_per_second": speed, "round_ms": round_ms}
-            row |= {"tokens_per_round": per_round, "step": round_ms / greedy[name], "speeds": [run[0] for run in runs]}
+            row |= {"tokens_per_round": per_round, "step": round_ms / greedy[name]}
             results.append(row)
             print(
                 f"{label:<32} {name:<12} {speed:7.1f} tokens/s  {round_ms:6.2f} ms a round ({row['step']:.3f}x greedy)  "
@@ -119,7 +121,7 @@ def main() -> None:
                 flush=True,
             )
             if arguments.json:
-                arguments.json.write_text(json.dumps(results))
+                keep_results(arguments.json, what, results, script="benchmarks/gpu_samplers.py")
     print(json.dumps(results))
 
 

@@ -4,7 +4,8 @@
     PYTHONPATH=src python benchmarks/seats.py --heads build/field/blocks/heads --inflated --kinds dspark,dflash,eagle3
 
 All methods answer the same prompts in turns, in one process. The figure is the median over rounds of the tokens of all answers
-over the seconds they took, prompts included. Rounds are captured beforehand, and the first turn is not counted: kernels are
+over the seconds they took, prompts included. On a CPU these are seconds of the processor, of one thread, because other work may
+run beside. On a GPU rounds are captured beforehand, and the first turn is not counted: kernels are
 compiled, prices learned. Beside it stands how long the host took to seat the texts, of all turns the shortest. *Fixed* drafts
 chains of four whatever they cost. Greedy; texts are compared with plain decoding's. ``--inflated`` runs target and heads in the
 shapes of Llama-3-8B, on a GPU (recipes/inflate.py: real shapes, the bundled model's text).
@@ -132,14 +133,15 @@ def measure(bench: Bench, seats: int, *, num_tokens: int, rounds: int) -> list[d
     params, speeds = SamplingParams(max_tokens=num_tokens, ignore_eos=True), {name: list[float]() for name in bench.methods}
     plain, rows = list[list[int]](), dict[str, dict[str, Any]]()
     seating = dict.fromkeys(bench.methods, math.inf)
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     for method in bench.methods.values():
         list(bench.rounds.prepare(method, [seats], comes_at_once=True))
     for turn in range(rounds + 1):
         for name in bench.methods:
-            began = time.perf_counter()
+            began = clock()
             with seating_seconds() as taken:
                 states = bench.answers(name, prompts, params, seats)
-            seconds, texts = time.perf_counter() - began, [list(state.output_ids) for state in states]
+            seconds, texts = clock() - began, [list(state.output_ids) for state in states]
             seating[name] = min(seating[name], sum(taken))
             plain = plain or texts
             counts = {key: sum(vars(s.stats)[key] for s in states) for key in ("num_tokens", "num_passes", "num_drafted")}
@@ -169,6 +171,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
     make, shapes = (Bench.inflated, "8B shapes") if arguments.inflated else (Bench.bundled, "its own shapes")
     bench, rows = make(arguments.heads, arguments.kinds.split(",")), list[dict[str, Any]]()
     what = f"tokens per second of the bundled target in {shapes} with trained heads, default policy and fixed chains of four"

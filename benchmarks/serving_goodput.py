@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT / "recipes")]
 from inflate import LLAMA_8B, ONE_LAYER_DRAFT, inflated_weights  # noqa: E402  # pyright: ignore
 
 from outrider import SamplingParams  # noqa: E402
+from outrider.bench.provenance import keep_results  # noqa: E402
 from outrider.bundled import bundled_path  # noqa: E402
 from outrider.codecs.load import load_codec  # noqa: E402
 from outrider.core.interfaces import Target  # noqa: E402
@@ -54,6 +55,7 @@ STORIES = (
     "One day, a girl named Mia found a box in the garden. She wanted to open the box, but the box was shut. Mia",
     "The old man had a small boat. Every morning he went to the sea in his boat to catch fish. One morning",
 )
+WHAT = "tokens per second with requests that come and go"
 TURNS = 3
 """Requests per place."""
 
@@ -233,6 +235,15 @@ def measure(bench: Bench, loop: str, batch: int, repeats: int) -> dict[str, Any]
     return found | {"accounts": accounts}
 
 
+def row_of(found: dict[str, Any], prompt_tokens: int | None) -> dict[str, Any]:
+    """A row of the results file."""
+    speeds = {mode: [round(speed, 1) for speed in each] for mode, each in found["tokens_per_second"].items()}
+    gaps = {mode: round(gap, 2) for mode, gap in found["gaps"].items()}
+    static = [round(speed, 1) for speed in found["static"]]
+    row = {"loop": found["loop"], "prompt_tokens": prompt_tokens or "a story's beginning", "batch": found["batch"]}
+    return row | {"tokens_per_second": speeds, "gap_p99_in_medians": gaps, "static": static}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     loops = ("captured", "server", "host", "eqspec", "exspec")
@@ -253,7 +264,8 @@ def main() -> None:
             if not bench.is_over:
                 results.append(measure(bench, loop, batch, arguments.repeats))
                 if arguments.json:
-                    arguments.json.write_text(json.dumps(results))
+                    rows = [row_of(each, arguments.prompt_tokens) for each in results]
+                    keep_results(arguments.json, WHAT, rows, script="benchmarks/serving_goodput.py")
     print(json.dumps(results))
 
 

@@ -128,7 +128,7 @@ def families() -> None:
 
 def quantised() -> None:
     """Products with the matrices of quantised checkpoints, through the ring and without, and their numbers in 16 bits."""
-    from outrider.models.gpu.grouped import sixteen_bits
+    from outrider.models.gpu.products import sixteen_bits
     from outrider.models.gpu.small_batch_matmul import Tile, product
     from outrider.models.packed import Packed
 
@@ -154,7 +154,26 @@ def quantised() -> None:
         product(x[:bm], table, tile=Tile(64, 128, bm=bm, num_parts=2))
     sixteen_bits(table, torch.bfloat16)
     sixteen_bits(Packed(nibbles, small.half(), small), torch.bfloat16)
+    stored_blocks(x)
     experts_in_mxfp4()
+
+
+def stored_blocks(x: torch.Tensor) -> None:
+    """Products of every kind with matrices of every storage type of GGUF, and rows of them written out."""
+    from outrider.models.gguf.quants import STORAGE_TYPES
+    from outrider.models.gguf.reader import TensorEntry
+    from outrider.models.gpu.planes_matmul import written_out
+    from outrider.models.gpu.products import multiply
+    from outrider.models.gpu.tiles import Kind
+    from outrider.models.quantised.gguf_planes import LAYOUTS, planes_of
+
+    for storage in STORAGE_TYPES.values():
+        if storage.name in LAYOUTS:
+            entry = TensorEntry("m", (512, x.shape[1]), storage, 0)
+            planes = planes_of(torch.zeros(512, storage.num_bytes(x.shape[1]), dtype=torch.uint8), entry)
+            for count, kind in pairs((1, 32, 64), Kind):
+                multiply(x[:count], planes, kind)
+            written_out(planes, torch.bfloat16, torch.zeros(3, dtype=torch.int64))
 
 
 def experts_in_mxfp4() -> None:

@@ -371,7 +371,7 @@ def test_rounds_of_the_engine(name: str) -> None:
 
 
 def test_greedy_text_changes_only_where_the_rule_says_so() -> None:
-    params = SamplingParams(max_tokens=20)
+    params = SamplingParams(max_tokens=30)
     greedy, per_pass = generated(Rejection(), params)
     for name in ("typical", "top-1", "threshold-acc", "js", "kl", "tv"):
         assert generated(RULES[name], params)[0] == greedy, name

@@ -55,7 +55,7 @@ def test_every_e4m3_float_is_the_number_it_stands_for() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_numbers_written_out_in_16_bits(form: str) -> None:
-    from outrider.models.gpu.grouped import sixteen_bits
+    from outrider.models.gpu.products import sixteen_bits
 
     packed = matrix(form, 200, 640)
     assert torch.equal(sixteen_bits(packed, torch.bfloat16), packed.unpacked(torch.bfloat16))
@@ -64,8 +64,7 @@ def test_numbers_written_out_in_16_bits(form: str) -> None:
 @pytest.mark.parametrize(("depth", "num_parts", "gated"), [(384, 1, True), (640, 2, False), (2048, 1, False)])
 def test_places_in_a_table_are_multiplied_as_they_are(depth: int, num_parts: int, gated: bool) -> None:
     """nf4: groups of 64 with scales of 32 bits, from one row to more than our kernels take."""
-    from outrider.models.gpu.grouped import sixteen_bits
-    from outrider.models.gpu.products import multiply
+    from outrider.models.gpu.products import multiply, sixteen_bits
     from outrider.models.gpu.small_batch_matmul import Tile, product, reference_product
     from outrider.models.gpu.tiles import Kind
     from outrider.models.packed import Packed

@@ -31,10 +31,16 @@ class Served:
                 break
         else:
             raise AssertionError("the server did not start: " + "".join(self.log))
-        threading.Thread(target=lambda: self.log.extend(self.process.stdout or ()), daemon=True).start()
+        self._reader = threading.Thread(target=lambda: self.log.extend(self.process.stdout or ()), daemon=True)
+        self._reader.start()
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return httpx.get(self.address + path, timeout=60, **options)
+
+    def whole_log(self) -> list[str]:
+        """What it wrote until it ended."""
+        self._reader.join(60)
+        return self.log
 
     def __enter__(self) -> Served:
         return self

@@ -200,7 +200,7 @@ def _told(connection: socket.socket, *words: bytes) -> bool:
 
 @pytest.mark.slow()
 def test_slow_headers_and_too_many_connections_are_ended() -> None:
-    with Served("--header-timeout", "1", "--max-client-connections", "20") as server:
+    with Served("--header-timeout", "2", "--max-client-connections", "20") as server:
         host, port = server.address.removeprefix("http://").split(":")
 
         def connect() -> socket.socket:

@@ -8,23 +8,26 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("fastapi")
-pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx")
 
-from openai import BadRequestError, NotFoundError, OpenAI  # noqa: E402
 from serving import Served  # noqa: E402
+from tiers import repeats  # noqa: E402
 
 from outrider import LLM, SamplingParams  # noqa: E402
 
+if TYPE_CHECKING:
+    from openai import OpenAI
+
 pytestmark = pytest.mark.slow
 _MODEL = "outrider-bundled"
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 _PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -35,13 +38,14 @@ _PERSON = {
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Served("--max-body-bytes", "200000", "--max-requests", "64") as server:
+    with Served("--max-body-bytes", "200000", "--max-requests", "40") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> OpenAI:
-    return OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
+    openai = pytest.importorskip("openai")  # it takes a second to import
+    return openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +57,22 @@ def _alone(llm: LLM, prompt: str, **params: Any) -> str:
     return llm.generate(prompt, SamplingParams(**params))[0].text
 
 
+def _place(served: Served) -> tuple[str, int]:
+    host, port = served.address.removeprefix("http://").split(":")
+    return host, int(port)
+
+
 def _metric(served: Served, name: str) -> float:
     lines = served.get("/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"outrider:{name} "))
+
+
+def _until_running(served: Served, holds: Callable[[float], bool]) -> None:
+    """Waits until the number of choices that hold a slot is as wanted: the engine counts them between rounds."""
+    end = time.monotonic() + 60
+    while not holds(_metric(served, "num_requests_running")):
+        assert time.monotonic() < end, "the engine has not done it"
+        time.sleep(0.02)
 
 
 def test_completion_equals_the_library(client: OpenAI, llm: LLM) -> None:
@@ -115,6 +132,8 @@ def test_json_schema_and_named_tools(client: OpenAI) -> None:
 
 
 def test_errors_are_the_apis_own(client: OpenAI, served: Served) -> None:
+    from openai import BadRequestError, NotFoundError
+
     with pytest.raises(NotFoundError, match="not served here"):
         client.completions.create(model="nobody", prompt="x")
     for fields, words in (
@@ -158,11 +177,11 @@ def test_speculation_is_per_request_and_changes_nothing(client: OpenAI, llm: LLM
 def test_a_mixed_crowd_gets_what_each_gets_alone(client: OpenAI, llm: LLM, served: Served) -> None:
     rng = random.Random(0)
     starts = ("Once upon a time", "The dog", "One day, a", "Tom and Lily", "There was a big")
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"prompt": rng.choice(starts), "max_tokens": rng.randint(1, 40), "temperature": rng.choice([0, 0.7, 1.0]), "seed": i}
-        for i in range(80)
+        for i in repeats(40, of=160)
     ]
-    waits = [rng.random() for _ in asked]
+    waits = [0.4 * rng.random() for _ in asked]
     ways: list[Any] = ["auto", "off", {"method": "suffix"}, {"max_tokens": 2}, {"method": "draft-tree"}]
 
     def ask(fields: dict[str, Any]) -> str:
@@ -172,10 +191,11 @@ def test_a_mixed_crowd_gets_what_each_gets_alone(client: OpenAI, llm: LLM, serve
 
     with ThreadPoolExecutor(24) as pool:
         texts = list(pool.map(ask, asked))
-    for fields, text in zip(asked, texts, strict=True):
-        params = {name: value for name, value in fields.items() if name != "prompt"}
-        assert text == _alone(llm, str(fields["prompt"]), **params)
-    assert _metric(served, "num_requests_running") == 0
+    params = [SamplingParams(**{name: value for name, value in one.items() if name != "prompt"}) for one in asked]
+    assert texts == [output.text for output in llm.generate([one["prompt"] for one in asked], params)]
+    for index in (0, len(asked) - 1):
+        assert texts[index] == llm.generate(asked[index]["prompt"], params[index])[0].text
+    _until_running(served, lambda count: count == 0)
 
 
 def test_who_leaves_frees_the_slot(served: Served) -> None:
@@ -184,26 +204,23 @@ def test_who_leaves_frees_the_slot(served: Served) -> None:
     with httpx.stream("POST", f"{served.address}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()  # held: a dropped iterator closes the connection
         next(lines)
-        assert _metric(served, "num_requests_running") >= 1
-    crowd = {**body, "stream": False, "max_tokens": 980, "n": 16}  # long enough on any machine
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{served.address}/v1/completions", json=crowd, timeout=0.3)
-    end = time.monotonic() + 60
-    while _metric(served, "num_requests_running"):
-        assert time.monotonic() < end, "a slot is still held"
-        time.sleep(0.05)
-    assert _metric(served, "requests_cancelled_total") >= before + 2
+        _until_running(served, lambda count: count >= 1)
+    _until_running(served, lambda count: count == 0)
+    crowd = json.dumps({**body, "stream": False, "n": 16}).encode()
+    with socket.create_connection(_place(served)) as impatient:
+        impatient.sendall(_HEAD % len(crowd) + crowd)
+        _until_running(served, lambda count: count == 16)
+    _until_running(served, lambda count: count == 0)
+    assert _metric(served, "requests_cancelled_total") == before + 17
 
 
 def test_rude_clients_stop_nobody(served: Served, client: OpenAI) -> None:
     """Hundreds that never finish their request, send rubbish, or do not read their answer."""
-    host, port = served.address.removeprefix("http://").split(":")
     body = json.dumps({"prompt": "Once", "max_tokens": 50, "stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    openings = (b"GET", head % 5000 + b"{", b"\x00\xff rubbish\r\n\r\n", head % 3 + b"{{{", head % len(body) + body)
+    openings = (b"GET", _HEAD % 5000 + b"{", b"\x00\xff rubbish\r\n\r\n", _HEAD % 3 + b"{{{", _HEAD % len(body) + body)
     rude = []
     for i in range(500):
-        sock = socket.create_connection((host, int(port)))
+        sock = socket.create_connection(_place(served))
         sock.sendall(openings[i % 5] if i % 5 != 4 or i < 100 else b"POST")
         rude.append(sock)
     answer = client.completions.create(model=_MODEL, prompt="Once upon a time", max_tokens=10, temperature=0, timeout=60)
@@ -227,8 +244,8 @@ def test_crowds_are_turned_away_politely(served: Served) -> None:
             is_crowded.set()
             return answer.status_code, content, dict(answer.headers)
 
-    with ThreadPoolExecutor(90) as pool:
-        answers = list(pool.map(come, range(90)))
+    with ThreadPoolExecutor(44) as pool:
+        answers = list(pool.map(come, range(44)))
     assert {code for code, _, _ in answers} == {200, 429}
     _, content, headers = next(answer for answer in answers if answer[0] == 429)
     assert json.loads(content)["error"]["code"] == "rate_limit_exceeded" and headers["retry-after"]
@@ -247,15 +264,22 @@ def test_keys_are_asked_for_and_sigterm_finishes_what_runs() -> None:
         assert server.get("/v1/models").status_code == 401
         assert server.get("/health").status_code == 200
         keyed = {"Authorization": "Bearer secret"}
-        body = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with ThreadPoolExecutor(6) as pool:
-            post = lambda _: httpx.post(f"{server.address}/v1/completions", json=body, headers=keyed, timeout=120)  # noqa: E731
-            answers = [pool.submit(post, i) for i in range(6)]
-            while server.get("/health").json()["requests"] < 6:
-                time.sleep(0.01)
+        body = {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        places = [f"{server.address}/v1/completions"] * 3
+        begun = threading.Barrier(4, timeout=60)
+
+        def ask(place: str) -> str:
+            with httpx.stream("POST", place, json=body, headers=keyed, timeout=120) as answer:
+                pieces = answer.iter_text()
+                first = next(pieces)
+                begun.wait()
+                return first + "".join(pieces)
+
+        with ThreadPoolExecutor(3) as pool:
+            texts = pool.map(ask, places)
+            begun.wait()
             server.process.send_signal(signal.SIGTERM)
-            for answer in answers:
-                assert answer.result().text.endswith("data: [DONE]\n\n")
+            assert all(text.endswith("data: [DONE]\n\n") for text in texts)
         assert server.process.wait(120) == 0
-        logged = [json.loads(line) for line in server.log if line.startswith("{")]
-        assert sum(line.get("completion_tokens") == 300 for line in logged) == 6
+        logged = [json.loads(line) for line in server.whole_log() if line.startswith("{")]
+        assert sum(line.get("completion_tokens") == 200 for line in logged) == 3

@@ -10,18 +10,17 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-openai = pytest.importorskip("openai")
 
-from inprocess import bundled, run  # noqa: E402
+from inprocess import bundled, run
 
-from outrider import SamplingParams  # noqa: E402
-from outrider.codecs.chat_formats import TaggedReader  # noqa: E402
-from outrider.core.request import Stats  # noqa: E402
-from outrider.server.order import Order  # noqa: E402
-from outrider.server.responses import ResponseAnswer  # noqa: E402
-from outrider.server.responses_protocol import ResponsesRequest  # noqa: E402
-from outrider.server.service import Service  # noqa: E402
-from outrider.server.transcript import Added  # noqa: E402
+from outrider import SamplingParams
+from outrider.codecs.chat_formats import TaggedReader
+from outrider.core.request import Stats
+from outrider.server.order import Order
+from outrider.server.responses import ResponseAnswer
+from outrider.server.responses_protocol import ResponsesRequest
+from outrider.server.service import Service
+from outrider.server.transcript import Added
 
 _CITY = {
     "type": "object",
@@ -34,6 +33,8 @@ _ASKED: dict[str, Any] = {"model": "outrider-bundled", "input": "Tell me of a fo
 
 
 def _with_client(work: Callable[[Any], Awaitable[None]]) -> None:
+    openai = pytest.importorskip("openai")  # it takes a second to import
+
     async def inner(service: Service, client: Any) -> None:
         del service
         await work(openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=client))

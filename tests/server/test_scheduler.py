@@ -50,6 +50,14 @@ def _alone(request: Request) -> RequestState:
     return last.state
 
 
+def _plain(requests: list[Request]) -> dict[int, RequestState]:
+    """Plain decoding in one batch; the first and the last few of them alone."""
+    steps = run(Engine(_target(), _method("plain")), requests, max_batch_size=32)
+    found = {step.request: step.state for step in steps if step.state.is_finished}
+    edge = (*range(4), *range(len(requests) - 4, len(requests)))
+    return found | {number: _alone(requests[number]) for number in edge}
+
+
 def _steps(scheduler: Scheduler) -> list[Progress]:
     return [step for report in scheduler.round() for step in report.progress()]
 
@@ -107,8 +115,9 @@ def test_equal_to_alone_under_any_load(seed: int, count: int) -> None:
     scheduler = Scheduler(_target(), _method, slots=Slots(8, 48), memory=memory, prefixes=prefixes)
     finished, cancelled = _serve(scheduler, requests, rng)
     assert len(finished) > 0.7 * count and set(range(count)) == set(finished) | cancelled
+    plain = _plain(requests)
     for number, state in finished.items():
-        alone = _alone(requests[number])
+        alone = plain[number]
         assert (state.tokens, state.finish_reason) == (alone.tokens, alone.finish_reason), number
         assert [entry.token for entry in state.logprobs] == [entry.token for entry in alone.logprobs]
         torch.testing.assert_close(
@@ -136,8 +145,9 @@ def test_the_reference_groupings_write_the_same_texts(grouping: str) -> None:
     scheduler = Scheduler(_target(), _method, slots=Slots(12, 256, grouping), prefixes=PrefixStore(200_000))
     finished, cancelled = _serve(scheduler, requests, rng)
     assert set(range(40)) == set(finished) | cancelled and len(finished) > 25
+    plain = _plain(requests)
     for number, state in finished.items():
-        assert state.tokens == _alone(requests[number]).tokens, number
+        assert state.tokens == plain[number].tokens, number
 
 
 def test_groups_of_equal_lengths_come_first_and_nobody_waits_for_ever() -> None:
@@ -189,8 +199,9 @@ def test_rows_come_and_go_in_one_block() -> None:
         caches = [lane.batch.cache for lane in scheduler._hosts.values() if lane.batch]
         blocks += [cache.store.data_ptr() for cache in caches if isinstance(cache, ContiguousCache)]
     assert len(set(blocks)) < len(requests) / 3
-    for number, request in enumerate(requests):
-        assert finished[number].tokens == _alone(request).tokens
+    plain = _plain(requests)
+    for number in range(len(requests)):
+        assert finished[number].tokens == plain[number].tokens
 
 
 def test_a_narrowed_cache_holds_the_rows_that_stay() -> None:
@@ -275,8 +286,9 @@ def test_on_pages_texts_are_the_same_and_beginnings_share_memory(budget: int | N
     while not scheduler.is_idle:
         finished |= {step.request: step.state for step in _steps(scheduler) if step.state.is_finished}
         assert prefixes.num_bytes <= prefixes.budget
-    for number, request in enumerate(requests):
-        assert finished[number].tokens == _alone(request).tokens, number
+    plain = _plain(requests)
+    for number in range(len(requests)):
+        assert finished[number].tokens == plain[number].tokens, number
     assert prefixes.num_hits > 10
     gc.collect()
     assert 0 < pool.num_used * pool.page_bytes <= prefixes.num_bytes  # nobody but the tree holds a page

@@ -14,8 +14,7 @@ from triton_interpreter import DEVICE
 from outrider.core.tree import TokenTree
 from outrider.models.gpu import products
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.gpu.grouped import sixteen_bits
-from outrider.models.gpu.products import multiply
+from outrider.models.gpu.products import multiply, sixteen_bits
 from outrider.models.gpu.small_batch_matmul import Tile, product, reference_product
 from outrider.models.gpu.tiles import Kind
 from outrider.models.load import lean_config, load_model, read_config

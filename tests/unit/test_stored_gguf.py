@@ -323,7 +323,7 @@ def test_where_it_is_not_available_it_says_why(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OptionError, match=r"'stored' is not available for .*not a GGUF file; use 'auto', or 'int8'"):
         load_model(str(bundled_path("target")), dtype="stored", device="cpu")
     path = str(model_file(tmp_path, {"": "Q8_0"}))
-    with pytest.raises(OptionError, match="it needs device='cpu' and fast=True"):
+    with pytest.raises(OptionError, match="it needs device='cpu' or 'cuda', and fast=True"):
         load_model(path, dtype="stored", device="cpu", fast=False)
     with pytest.raises(OptionError, match="did you mean 'stored'"):
         load_model(path, dtype="storde", device="cpu")

@@ -9,8 +9,10 @@ import pytest
 from policy_rounds import Machine, constant, observation, think_for
 
 from outrider.core.interfaces import Plan
+from outrider.methods import POLICIES
 from outrider.policies.adaptive import Adaptive
 from outrider.policies.fixed import Fixed, FixedOptions
+from outrider.policies.tuning import AdaptiveOptions
 from outrider.policies.ways import Ways
 
 COPIES = Machine(constant(0.85), 0.0, lambda k: 1 + 0.05 * k, found=0.5)
@@ -25,7 +27,7 @@ def _thinking_takes_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def played(ways: Sequence[Machine], num_rounds: int) -> tuple[float, list[int]]:
     """Tokens per second of the later half, and how often every way drafted in it."""
-    policy = Adaptive().for_ways(len(ways))
+    policy = Ways([Adaptive() for _ in ways])
     state, seconds, tokens, counts = policy.start(1), 0.0, 0, [0] * len(ways)
     for number in range(num_rounds):
         plan = policy.plan(state, 1)
@@ -61,8 +63,7 @@ def test_where_no_way_pays_little_is_lost() -> None:
 
 def test_a_way_that_was_given_up_is_tried_again() -> None:
     """What is known of it fades while the other one is played."""
-    policy = Adaptive().for_ways(2)
-    assert isinstance(policy, Ways)
+    policy = Ways([Adaptive(), Adaptive()])
     state = policy.start(1)
     copies, all_parts = policy.ways
     all_parts.found.record(*[(0, True)] * 50)
@@ -76,15 +77,14 @@ def test_a_way_that_was_given_up_is_tried_again() -> None:
 
 
 def test_rounds_that_do_not_draft_tell_all_ways() -> None:
-    policy = Adaptive().for_ways(2)
-    assert isinstance(policy, Ways)
+    policy = Ways([Adaptive(), Adaptive()])
     state = policy.start(1)
     policy.update(state, observation([0], [0], plan=Plan((0,), (0,))))
     assert [way.num_rounds for way in policy.ways] == [1, 1]
 
 
 def test_states_fork_and_join_and_forget() -> None:
-    policy = Adaptive().for_ways(2)
+    policy = Ways([Adaptive(), Adaptive()])
     state = policy.start(2)
     joined = state.fork([0]).join(state.fork([1, 1]))
     assert [len(inner.rows) for inner in joined.inner] == [3, 3]
@@ -93,11 +93,12 @@ def test_states_fork_and_join_and_forget() -> None:
 
 
 def test_a_captured_drafter_is_asked_as_a_whole() -> None:
-    policy = Adaptive().for_ways(2)
+    policy = Ways([Adaptive(), Adaptive()])
     assert policy.captured_shape() is not None
     assert policy.plan(policy.start(1), 1).way is None
 
 
-def test_other_policies_ask_the_whole_drafter() -> None:
-    fixed = Fixed(FixedOptions())
-    assert fixed.for_ways(2) is fixed and Adaptive().for_ways(1).plan is not None
+def test_only_the_default_policy_has_one_for_each_way() -> None:
+    assert isinstance(POLICIES["adaptive"].made(AdaptiveOptions(), 2), Ways)
+    assert isinstance(POLICIES["adaptive"].made(AdaptiveOptions(), 1), Adaptive)
+    assert isinstance(POLICIES["fixed"].made(FixedOptions(), 2), Fixed)

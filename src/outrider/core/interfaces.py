@@ -5,7 +5,6 @@
 
 Objects of these classes are frozen: hyper-parameters and weights. What evolves is a state value that belongs to the
 requests of a batch and dies with them. Everything is batched: B requests, each with its own length and its own tree.
-
 What only some parts can do has files of its own (``layered_target.py``, ``stopping.py``, ``lasting_memory.py`` ...).
 """
 
@@ -296,11 +295,6 @@ class Policy(ABC):
     def carry(self, state: Any, prompts: Prompts) -> None:
         """Note that the next round also reads ``prompts``; called before ``plan``. For policies that weigh costs."""
         del state, prompts
-
-    def for_ways(self, num_ways: int) -> Policy:
-        """The policy of a drafter with so many ways. Most policies always ask the whole drafter."""
-        del num_ways
-        return self
 
     def captured_shape(self) -> CapturedShape | None:
         """The draft lengths of captured rounds under this policy; None if a plan depends on more than the last round."""

@@ -37,6 +37,9 @@ class StoredBytes(Protocol):
 class PackedSource(Protocol):
     """The storage of packed matrices on a GPU (``quantised/packed_rows.py``)."""
 
+    dtype: torch.dtype
+    """Type of the activations that meet them."""
+
     def matrix(self, table: Tensor) -> Any:
         """The packed matrix of these rows."""
 
@@ -115,7 +118,9 @@ class Weights:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the cache and of the activations."""
-        return torch.float32 if self.embedding.dtype == STORED_ROWS else self.embedding.dtype
+        if self.embedding.dtype != STORED_ROWS:
+            return self.embedding.dtype
+        return torch.float32 if self.rows is None else self.rows.dtype
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -19,6 +19,7 @@ from outrider.models.native.known import multiplies_stored
 from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.format import Format
 from outrider.models.quantised.formats import format_of, unknown_method
+from outrider.models.quantised.gguf_planes import why_not_on_gpu
 from outrider.models.quantised.open import stays_on_gpu
 from outrider.models.recurrent import RecurrentConfig, recurrent_config
 from outrider.models.source import local_path
@@ -113,8 +114,10 @@ def _on_cpu(config: ModelConfig | None, *, is_stored: bool, form: Format | None)
     return "in bfloat16 where the CPU is fast in it and the checkpoint has 16 bits, in float32 otherwise"
 
 
-def _on_gpu(config: ModelConfig | None, form: Format | None) -> str:
+def _on_gpu(config: ModelConfig | None, form: Format | None, *, is_gguf: bool) -> str:
     """How ``dtype="auto"`` multiplies the matrices on a CUDA device, in words."""
+    if is_gguf and config is not None and not why_not_on_gpu(config):
+        return "dequantised: in bfloat16 (dtype='stored' keeps the blocks of the file; not run on a device yet)"
     if form is None:
         return "in bfloat16"
     if config is not None and stays_on_gpu(config, form):
@@ -151,7 +154,7 @@ def _info(
         gpu_path=_path("fast decoder (fused kernels, captured passes)", config, raw, gpu_missing),
         cpu_path=_path("native pass", config, raw, cpu_missing),
         on_cpu=_on_cpu(config, is_stored=is_stored, form=form),
-        on_gpu=_on_gpu(config, form),
+        on_gpu=_on_gpu(config, form, is_gguf=files[0].suffix == ".gguf"),
         same_bits=_same_bits(config, recurrent),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),

@@ -20,12 +20,13 @@ from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.dtypes import FEW_BITS, ROUNDED_INPUTS, STORED, auto_dtype, computing_dtype, dtype_named
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
-from outrider.models.gguf.stored import StoredTensors, is_fast_as_stored
+from outrider.models.gguf.stored import is_fast_as_stored, stored_tensors
 from outrider.models.gpu import check_numerics, gpu_decoder
 from outrider.models.host_side import check_mps, host_side
 from outrider.models.native import fastest_decoder, floats_kept, native_decoder
 from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
+from outrider.models.quantised.gguf_planes import gguf_planes, why_not_on_gpu
 from outrider.models.quantised.open import packed_weights, stored_decoder
 from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
@@ -47,10 +48,10 @@ def load_model(
 ) -> Target:
     """The model called ``name``.
 
-    ``dtype`` None or "auto" picks the fastest safe type. "int8" and "int4" round the weights and so change the model; "w8a8"
-    also rounds the inputs of every product. Quantised matrices are kept if the device has a product for them, and dequantised
-    for any other type. The value "stored" requires that they are kept, for a GGUF file or a quantised folder on a CPU. Inputs
-    are then rounded to 8 bits.
+    ``dtype`` None or "auto" picks the fastest safe type. "int8" and "int4" round the weights and so change the model;
+    "w8a8" also rounds the inputs of every product. Quantised matrices are kept if the device has a product for them, and
+    dequantised for any other type. "stored" requires that they are kept, for a GGUF file or a quantised folder. On a CPU
+    inputs are rounded to 8 bits then; on a GPU a weight is rounded to bfloat16 in the product.
 
     ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
     length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires
@@ -156,20 +157,37 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
 def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: Speed) -> LayeredTarget:
     what, is_gguf = f"dtype = {STORED!r} is not available", path.suffix == ".gguf"
-    form = None if is_gguf else format_of(read_config(path))
-    if not is_gguf and (form is None or not form.stays):
-        why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on a CPU"
+    on_gpu, form = device.type == "cuda", None if is_gguf else format_of(read_config(path))
+    if not is_gguf and (form is None or not (form.packs if on_gpu else form.stays)):
+        there = "a GPU" if on_gpu else "a CPU"
+        why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on {there}"
         raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
-    if device.type != "cpu" or not speed.fast:
-        raise OptionError(f"{what} here; it needs device='cpu' and fast=True")
-    if is_gguf:
-        decoder = _stored_decoder(read_gguf(str(path)), max_len, speed)
-    else:
+    if device.type not in ("cpu", "cuda") or not speed.fast:
+        raise OptionError(f"{what} here; it needs device='cpu' or 'cuda', and fast=True")
+    if not is_gguf:
         decoder = _kept(lean_config(path), checkpoint(path, read_config(path)), device, max_len=max_len, speed=speed)
+    elif on_gpu:
+        decoder = _planes_decoder(read_gguf(str(path)), device, max_len, speed)
+    else:
+        decoder = _stored_decoder(read_gguf(str(path)), max_len, speed)
     if decoder is None:
-        reason = "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16"
-        raise OptionError(f"{what} for {path} on this machine: {reason}; use 'float32'")
+        raise OptionError(f"{what} for {path} on this machine: {_why_not_stored(path, on_gpu=on_gpu)}")
     return decoder
+
+
+def _why_not_stored(path: Path, *, on_gpu: bool) -> str:
+    if not on_gpu:
+        return "it needs a C++ compiler, OUTRIDER_NATIVE not 0, and heads of a multiple of 16; use 'float32'"
+    missing = why_not_on_gpu(lean_config(path)) if path.suffix == ".gguf" else []
+    return f"the fast decoder has no {'; no '.join(missing)}; use 'bfloat16'" if missing else "it needs triton; use 'bfloat16'"
+
+
+def _planes_decoder(file: GGUFFile, device: torch.device, max_len: int | None, speed: Speed) -> LayeredTarget | None:
+    """A decoder that multiplies the file's matrices as stored on a GPU, with cache and activations in bfloat16."""
+    config = _gguf_config(file)
+    config = config if max_len is None else replace(config, max_len=max_len)
+    weights = gguf_planes(config, file, device)
+    return None if weights is None else _of_weights(config, weights, speed)
 
 
 def _stored_decoder(file: GGUFFile, max_len: int | None, speed: Speed) -> LayeredTarget | None:
@@ -177,7 +195,7 @@ def _stored_decoder(file: GGUFFile, max_len: int | None, speed: Speed) -> Layere
     the native pass."""
     config = _gguf_config(file)
     config = config if max_len is None else replace(config, max_len=max_len)
-    weights = read_weights(StoredTensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
+    weights = read_weights(stored_tensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
     decoder = native_decoder(config, replace(weights, file=file), page_len=speed.page_len)
     file.forget(0, len(file.data))  # what lies between two matrices was read with each; rows of the embedding come back
     return decoder

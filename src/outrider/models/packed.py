@@ -14,9 +14,11 @@ table (nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, sto
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -29,9 +31,76 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """The values of the sixteen e2m1 codes."""
 
 
+class FewBits(ABC):
+    """An [out, in] matrix of codes and scales. Its products take it as it is."""
+
+    outputs_at: ClassVar[Mapping[str, int]]
+    """The tensors that have a row, or a column, for every output: which of their dimensions that is."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Bits of a code."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def form(self) -> tuple[object, ...]:
+        """What matrices must share to be one matrix, one below the other."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @abstractmethod
+    def unpacked(self, dtype: torch.dtype | None = None) -> Tensor:
+        """[out, in] in ``dtype``, or in a float type of its own."""
+
+
+Few = TypeVar("Few", bound=FewBits)
+
+
+def joined(pieces: Sequence[Few]) -> Few:
+    """Matrices of one form, one below the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    parts = {name: [each for piece in pieces if (each := vars(piece)[name]) is not None] for name in pieces[0].outputs_at}
+    whole = {name: _concatenated(found, pieces[0].outputs_at[name]) for name, found in parts.items() if found}
+    return replace(pieces[0], **whole)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def picked(matrix: Few, rows: Tensor) -> Few:
+    """Some of the outputs, in another order."""
+    rows, found = rows.to(matrix.device), dict[str, Tensor]()
+    for name, dim in matrix.outputs_at.items():
+        tensor: Tensor | None = vars(matrix)[name]
+        if tensor is not None:
+            found[name] = _bytes(tensor).index_select(dim, rows).view(tensor.dtype).contiguous()
+    return replace(matrix, **found)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _concatenated(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    return torch.cat([_bytes(tensor) for tensor in tensors], dim).view(tensors[0].dtype)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Codes of one byte as bytes, which PyTorch joins and picks whatever they mean."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+@final
 @dataclass(frozen=True, eq=False)
-class Packed:
+class Packed(FewBits):
     """A rounded [out, in] matrix."""
+
+    outputs_at: ClassVar[Mapping[str, int]] = {"data": 0, "scales": 1, "zeros": 1}
 
     data: Tensor
     """[out, in] int8 or float8_e4m3fn, or [out, in / 2] uint8."""
@@ -85,8 +154,16 @@ class Packed:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.data, self.scales, self.zeros, self.levels) if part is not None)
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        levels = None if self.levels is None else tuple(self.levels.tolist())
+        return self.data.dtype, self.scales.dtype, self.group_len, self.zeros is None, levels
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
     def unpacked(self, dtype: torch.dtype | None = None) -> Tensor:
-        """[out, in] in ``dtype``, or in the type of the scales."""
         codes, levels = self.integers(), self.levels
         if self.is_e2m1:
             levels = torch.tensor(E2M1, device=codes.device)
@@ -128,7 +205,23 @@ def pack(weight: Tensor, bits: int) -> Packed:
     return Packed((nibbles[..., : GROUP // 2] | nibbles[..., GROUP // 2 :] << 4).flatten(1), scales)
 
 
-Matrix = Tensor | Packed
+@final
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """Matrices of different forms that the decoder joins, one below the other."""
+
+    pieces: tuple[FewBits, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(piece.shape[0] for piece in self.pieces), self.pieces[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+Matrix = Tensor | FewBits | Stacked
 _LARGE = {"qkv", "out", "gate_up", "down"}
 
 
@@ -147,7 +240,7 @@ class LayerMatrices:
 class Matrices:
     """A decoder's weights in the form used for products."""
 
-    embedding: Tensor
+    embedding: Tensor | FewBits
     layers: list[LayerMatrices]
     norm: Tensor | None
     head: Matrix
@@ -167,8 +260,19 @@ def matrices_of(weights: Weights, bits: int) -> Matrices:
     """The weights themselves for 16 bits; for 8 or 4, rounded layer by layer. A matrix whose inputs are not a multiple of
     128 takes 8 bits instead of 4."""
     shrink = partial(_shrunk, bits=bits, rows=weights.rows)
+    embedding = _kept_embedding(weights)
+    head = embedding if weights.head is weights.embedding and isinstance(embedding, FewBits) else shrink(weights.head)
     layers = [_layer(layer, shrink) for layer in weights.layers]
-    return Matrices(weights.embedding, layers, weights.norm, shrink(weights.head), weights.norm_bias)
+    return Matrices(embedding, layers, weights.norm, head, weights.norm_bias)
+
+
+def _kept_embedding(weights: Weights) -> Tensor | FewBits:
+    """The embedding in 16 bits, or as its file has it."""
+    if weights.embedding.dtype != STORED_ROWS:
+        return weights.embedding
+    found = _shrunk(weights.embedding, 16, weights.rows)
+    assert isinstance(found, FewBits), "one matrix of a file has one form"
+    return found
 
 
 def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
@@ -184,5 +288,5 @@ def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> LayerMa
     """A layer that drops its original matrices once they are packed."""
     qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
     none, found = weights.qkv.new_empty(0, 0), {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
-    weights = replace(weights, **{name: none for name, matrix in found.items() if isinstance(matrix, Packed)})
+    weights = replace(weights, **{name: none for name, matrix in found.items() if not isinstance(matrix, Tensor)})
     return LayerMatrices(qkv, out, gate_up, down, weights)

@@ -106,11 +106,6 @@ class Adaptive(Policy):
             self.costs = CostModel(self._source.read(self._nodes_of))
         return _State(self._new_rows(num_rows), self)
 
-    def for_ways(self, num_ways: int) -> Policy:
-        from outrider.policies.ways import Ways
-
-        return Ways([Adaptive(self.options) for _ in range(num_ways)]) if num_ways > 1 else self
-
     def captured_shape(self) -> CapturedShape:
         """The widest trees that may be planned. Rounds are captured for these alone, so the policy plans no others from now
         on."""

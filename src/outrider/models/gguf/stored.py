@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import final
 
 import numpy as np
@@ -36,6 +36,8 @@ STORED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Types that stay, in the order in which ``native/stored_types.hpp`` numbers them, from 1."""
 FLOATS = {"F16": 12, "BF16": 13}
 """Floats of 16 bits, and their numbers there. Scores are those of float32, but for F16 on processors that add in 16 bits."""
+KEPT = (*STORED, *FLOATS)
+"""Types that a CPU keeps."""
 EMBEDDING = "token_embd.weight"
 ROUTER = "ffn_gate_inp.weight"
 _BY_NAME = {storage.name: storage for storage in STORAGE_TYPES.values()}
@@ -44,17 +46,18 @@ _JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_ex
 
 @final
 class StoredTensors(TensorSource):
-    """The tensors of a GGUF file under their Hugging Face names, with matrices as stored where possible."""
+    """The tensors of a GGUF file under their Hugging Face names, with matrices as tables of their rows where they stay."""
 
-    def __init__(self, file: GGUFFile) -> None:
-        kept = stored_matrices(file)
+    def __init__(
+        self, file: GGUFFile, tables: Mapping[str, Tensor], *, instead: str = "float32", stay: Collection[str] = KEPT
+    ) -> None:
+        """``tables`` by names of the file. Other matrices are multiplied in ``instead``, which a warning says."""
         names = hf_names(file)
         self.origin = str(file.path)
-        self._shapes = {each: file.tensors[name].shape[-2:] for name in kept for each in names[name]}
-        tables = {name: row_table(file.tensors[name]) for name in kept}
+        self._shapes = {each: file.tensors[name].shape[-2:] for name in tables for each in names[name]}
         self._tensors = dict(hf_tensors(file, stored=tables))
         file.forget(0, len(file.data))
-        _say_what_is_dequantised(file, kept)
+        _say_what_is_dequantised(file, tables, instead, stay)
 
     @property
     def names(self) -> frozenset[str]:
@@ -77,6 +80,11 @@ def row_table(entry: TensorEntry) -> Tensor:
     name = entry.storage.name
     found = torch.stack((begins, torch.full_like(begins, FLOATS.get(name) or 1 + STORED.index(name))), 1)
     return found.view(*rows, 2)
+
+
+def stored_tensors(file: GGUFFile) -> StoredTensors:
+    """The tensors for a CPU, which reads the rows of matrices where they lie in the file."""
+    return StoredTensors(file, {name: row_table(file.tensors[name]) for name in stored_matrices(file)})
 
 
 def stored_matrices(file: GGUFFile) -> frozenset[str]:
@@ -111,13 +119,13 @@ def _types_beside(file: GGUFFile, name: str) -> set[str]:
     return {file.tensors[other].storage.name for other in names if other in file.tensors}
 
 
-def _say_what_is_dequantised(file: GGUFFile, kept: frozenset[str]) -> None:
+def _say_what_is_dequantised(file: GGUFFile, kept: Collection[str], instead: str, stay: Collection[str]) -> None:
     entries = [entry for name, entry in file.tensors.items() if is_matrix(entry) and name not in kept]
     tied = "output.weight" not in file.tensors
     others = Counter(entry.storage.name for entry in entries if entry.name != EMBEDDING or tied)
     if others:
-        found, stay = ", ".join(f"{count} of {name}" for name, count in sorted(others.items())), ", ".join((*STORED, *FLOATS))
-        what = f"{file.path}: {found} among its matrices are multiplied in float32; {stay} stay as stored"
+        found = ", ".join(f"{count} of {name}" for name, count in sorted(others.items()))
+        what = f"{file.path}: {found} among its matrices are multiplied in {instead}; {', '.join(stay)} stay as stored"
         warnings.warn(what, stacklevel=4)
 
 

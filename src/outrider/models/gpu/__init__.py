@@ -32,7 +32,7 @@ def gpu_decoder(
     """The fast decoder, if model, type and device allow it, with matrices rounded to ``bits``; otherwise None. With
     ``page_len`` 0 it chooses the tokens of a page itself. With a ``joint`` it is one rank's share."""
     check_numerics(numerics)
-    if not can_run(config, weights.embedding.dtype, weights.embedding.device, bits=bits):
+    if not can_run(config, weights.dtype, weights.embedding.device, bits=bits):
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
     from outrider.models.gpu.pages import PAGE_LEN

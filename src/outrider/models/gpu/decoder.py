@@ -39,6 +39,7 @@ from outrider.models.gpu.known import head_dim_for
 from outrider.models.gpu.latent import heads_of
 from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.pages import PAGE_LEN, flat_rows, hold_enough, rows_in
+from outrider.models.gpu.planes_matmul import embedded_rows
 from outrider.models.gpu.products import multiply
 from outrider.models.gpu.replay import PassGraphs
 from outrider.models.gpu.small_batch_matmul import Ending, NormParts
@@ -78,7 +79,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         config, weights = with_wider_heads(config, weights, head_dim_for(config))
         self.config, self.numerics, self.joint = config, numerics, joint
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
-        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.device, self.dtype = weights.embedding.device, weights.dtype
         self.weights = matrices_of(weights, bits)
         self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
@@ -237,8 +238,8 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         return stream, tapped
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        x = self.joint.embed(self.weights.embedding, tokens)
-        scale = self.config.embedding_scale
+        table, scale = self.weights.embedding, self.config.embedding_scale
+        x = self.joint.embed(table, tokens) if isinstance(table, Tensor) else embedded_rows(table, tokens, self.dtype)
         return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
 
     def _attend(self, stream: Stream, index: int, steps: Sequence[Step]) -> Stream:
@@ -257,9 +258,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         layer = self.weights.layers[index]
         rest = layer.rest
         x = stream.normed(self._norm(rest.attention_norm, rest.attention_norm_bias))
-        found = list[Tensor]()
-        if halves[0]:
-            found.append(self._attention(x, index, steps))
+        found = [self._attention(x, index, steps)] if halves[0] else []
         if halves[1]:
             own = self._norm(rest.mlp_norm, rest.mlp_norm_bias)
             found.append(self._mlp(x if own is None else add_norm(stream.x, None, own), layer))

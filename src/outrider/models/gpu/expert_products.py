@@ -91,6 +91,7 @@ def expert_product(
             BYTES=_BYTES, BITWISE=HOPPER and x.dtype == torch.bfloat16, num_stages=stages_that_fit(4, stage_bytes), **common,
         )  # fmt: skip
         return
+    assert isinstance(weight, Tensor), "experts of other few bits are made 16 bits"
     bk = 128 if depth % 128 == 0 or depth > 512 else 64
     stage_bytes = (bn * sides + bm) * bk * weight.element_size()
     _grouped[grid](

@@ -6,7 +6,7 @@
 e4m3 float becomes one of 32 bits by moving its bits: the exponent then counts from 127 instead of 7, which a factor
 of 2^120 makes right.
 
-Many rows are multiplied by cuBLAS, which wants 16 bits: ``sixteen_bits`` writes a matrix out in one reading of its
+Many rows are multiplied by cuBLAS, which wants 16 bits: ``packed_in_sixteen`` writes a matrix out in one reading of its
 codes.
 """
 
@@ -143,7 +143,7 @@ def _write_nibbles(
     tl.store(to + HALF, (high * scale).to(out.dtype.element_ty), mask=is_there)
 
 
-def sixteen_bits(weight: Packed, dtype: torch.dtype) -> Tensor:
+def packed_in_sixteen(weight: Packed, dtype: torch.dtype) -> Tensor:
     """[out, in] the numbers of the matrix, each rounded once to ``dtype``."""
     num_outputs, depth = weight.shape
     out = weight.data.new_empty(num_outputs, depth, dtype=dtype)

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from outrider.models.gpu.finish import SILU, Finish
 from outrider.models.gpu.gates import gated_rows
-from outrider.models.gpu.grouped import sixteen_bits
+from outrider.models.gpu.grouped import packed_in_sixteen
 from outrider.models.gpu.limits import can_multiply_wide, can_ring
+from outrider.models.gpu.planes_matmul import multiply_planes, written_out
 from outrider.models.gpu.small_batch_matmul import product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, num_parts, tile_for
 from outrider.models.gpu.wide_tiles import wide_tile
 from outrider.models.layers import activation_of
-from outrider.models.packed import Matrix, Packed
+from outrider.models.packed import FewBits, Matrix, Packed, Stacked
+from outrider.models.planes import Planes
 
 _MOST_WIDE = 192
 """Most rows for which our own kernel for many rows measured faster than cuBLAS."""
@@ -30,9 +32,15 @@ def multiply(
     numbers must not depend on how many there are, so our kernels take them all. ``gated`` False: the kind's tile for a matrix
     without a gate; ``finish``: its bias and activation."""
     gated = kind is Kind.GATED if gated is None else gated
+    if isinstance(weight, Stacked):
+        return _multiply_pieces(x, weight, kind, exact=exact, finish=finish or (SILU if gated else Finish("none")), gated=gated)
     out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
     wide = len(x) > MOST_ROWS and (exact or len(x) <= _MOST_WIDE) and _can_go_wide(x, weight, finish)
     if len(x) <= MOST_ROWS or exact or wide:
+        if isinstance(weight, Planes):
+            own = finish or (SILU if gated else Finish("none"))
+            return multiply_planes(x, weight, kind, gated=gated, out_dtype=out_dtype, finish=own)
+        assert isinstance(weight, Tensor | Packed)
         bits = weight.bits if isinstance(weight, Packed) else 16
         num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
         ringed = isinstance(weight, Packed) and _has_ring(weight) and can_ring(num_outputs, x.shape[1], x.dtype)
@@ -42,16 +50,33 @@ def multiply(
             tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
         return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype, finish=finish)
     finish = finish or (SILU if gated else Finish("none"))
-    y = F.linear(x, sixteen_bits(weight, x.dtype) if isinstance(weight, Packed) else weight, finish.bias)
+    y = F.linear(x, weight if isinstance(weight, Tensor) else sixteen_bits(weight, x.dtype), finish.bias)
     if gated:
         return gated_rows(y, finish.activation)
     return y.to(out_dtype) if finish.activation == "none" else activation_of(finish.activation)(y)
 
 
-def _can_go_wide(x: Tensor, weight: Matrix, finish: Finish | None) -> bool:
+def _multiply_pieces(x: Tensor, weight: Stacked, kind: Kind, *, exact: bool, finish: Finish, gated: bool) -> Tensor:
+    """Matrices of different forms, side by side in the result; then what would else be done inside the product."""
+    y = torch.cat([multiply(x, piece, kind, exact=exact, gated=False) for piece in weight.pieces], -1)
+    y = y if finish.bias is None else y + finish.bias
+    if gated:
+        return gated_rows(y, finish.activation)
+    return y if finish.activation == "none" else activation_of(finish.activation)(y)
+
+
+def sixteen_bits(weight: FewBits, dtype: torch.dtype) -> Tensor:
+    """[out, in] the numbers of the matrix, each rounded once to ``dtype``: cuBLAS wants 16 bits."""
+    if isinstance(weight, Planes):
+        return written_out(weight, dtype)
+    assert isinstance(weight, Packed)
+    return packed_in_sixteen(weight, dtype)
+
+
+def _can_go_wide(x: Tensor, weight: Tensor | FewBits, finish: Finish | None) -> bool:
     """Whether ``wide.py`` supports the product."""
     known = finish is None or finish.activation != "clamped"
-    return known and not isinstance(weight, Packed) and can_multiply_wide(x, weight)
+    return known and isinstance(weight, Tensor) and can_multiply_wide(x, weight)
 
 
 def _has_ring(weight: Packed) -> bool:

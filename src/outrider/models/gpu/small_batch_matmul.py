@@ -215,6 +215,19 @@ def activated(gate, up, GATED: tl.constexpr, ACTIVATION: tl.constexpr):
     return gate * up if GATED else gate
 
 
+@triton.jit
+def finished(
+    total, total_up, bias, outputs, num_outputs, is_output,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """A tile of sums with its bias and activation."""
+    if HAS_BIAS:
+        total += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            total_up += tl.load(bias + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    return activated(total, total_up, GATED, ACTIVATION)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x, weight, matrix, scales, bias, out, num_rows, num_outputs, depth, part_len,
@@ -263,11 +276,7 @@ def _product(
         total *= tl.load(scales + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
         if GATED:
             total_up *= tl.load(scales + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    if HAS_BIAS:
-        total += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            total_up += tl.load(bias + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    total = activated(total, total_up, GATED, ACTIVATION)
+    total = finished(total, total_up, bias, outputs, num_outputs, is_output, GATED, ACTIVATION, HAS_BIAS)
     out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]
     tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
 

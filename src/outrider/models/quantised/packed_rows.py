@@ -11,14 +11,14 @@ No code and no scale changes. Matrices with other groups, with zeros in 8 bits o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import torch
 from torch import Tensor
 
 from outrider.models.decoder_weights import STORED_ROWS
-from outrider.models.packed import GROUP, Packed
+from outrider.models.packed import GROUP, FewBits, Packed, Stacked, joined, picked
 from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.kept import KeptFolder
 from outrider.models.quantised.matrix import Quantised
@@ -30,31 +30,45 @@ _SMALL_GROUPS = (32, 64, GROUP)
 class PackedRows:
     """Packed matrices by number; a table names rows of some of them: the row, and 1 more than the number."""
 
-    def __init__(self) -> None:
-        self._pieces: dict[int, Packed] = {}
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        """``dtype`` of the activations that meet them."""
+        self.dtype = dtype
+        self._pieces: dict[int, FewBits] = {}
         self._count = 0
 
-    def table(self, piece: Packed) -> Tensor:
+    def table(self, piece: FewBits) -> Tensor:
         """Keep a matrix."""
         self._pieces[self._count] = piece
         self._count += 1
         rows = torch.arange(piece.shape[0], dtype=STORED_ROWS)
         return torch.stack((rows, torch.full_like(rows, self._count)), 1)
 
-    def matrix(self, table: Tensor) -> Packed:
+    def matrix(self, table: Tensor) -> FewBits | Stacked:
         """The matrix of these rows. What it is made of is kept no longer."""
         table = table.cpu().flatten(0, -2)  # of experts one below the other
-        numbers = table[:, 1].unique().tolist()
-        pieces = [self._pieces.pop(number - 1) for number in numbers]
-        begins = torch.zeros(max(numbers) + 1, dtype=torch.int64)
-        begins[numbers] = torch.tensor([0, *(piece.shape[0] for piece in pieces[:-1])]).cumsum(0)
-        order, joined = begins[table[:, 1]] + table[:, 0], _joined(pieces)
-        if torch.equal(order, torch.arange(joined.shape[0])):
-            return joined
-        rows = order.to(joined.data.device)
-        zeros = None if joined.zeros is None else joined.zeros[:, rows].contiguous()
-        data = _bytes(joined)[rows].view(joined.data.dtype)
-        return Packed(data, joined.scales[:, rows].contiguous(), zeros, joined.levels)
+        pieces = {number: self._pieces.pop(number - 1) for number in table[:, 1].unique().tolist()}
+        forms = {number: piece.form for number, piece in pieces.items()}
+        kinds = list(dict.fromkeys(forms.values()))
+        kind_of = torch.zeros(max(pieces) + 1, dtype=torch.int64)
+        for number, form in forms.items():
+            kind_of[number] = kinds.index(form)
+        runs = _runs(table, kind_of[table[:, 1]])
+        parts = [_rows_of({number: pieces[number] for number in run[:, 1].unique().tolist()}, run) for run in runs]
+        return parts[0] if len(parts) == 1 else Stacked(tuple(parts))
+
+
+def _runs(table: Tensor, kinds: Tensor) -> list[Tensor]:
+    """The table in runs of neighbours of one kind."""
+    _, lengths = kinds.unique_consecutive(return_counts=True)
+    return list(table.split(lengths.tolist()))
+
+
+def _rows_of(pieces: Mapping[int, FewBits], table: Tensor) -> FewBits:
+    """The rows that a table names, of pieces of one form."""
+    begins = torch.zeros(max(pieces) + 1, dtype=torch.int64)
+    begins[list(pieces)] = torch.tensor([0, *(piece.shape[0] for piece in pieces.values())][:-1]).cumsum(0)
+    order, whole = begins[table[:, 1]] + table[:, 0], joined(list(pieces.values()))
+    return whole if torch.equal(order, torch.arange(whole.shape[0])) else picked(whole, order)
 
 
 @final
@@ -121,18 +135,3 @@ def _regrouped(matrix: Quantised, values: Tensor, length: int) -> Tensor:
 def _form(matrix: Quantised) -> tuple[object, ...]:
     levels = None if matrix.levels is None else tuple(matrix.levels.tolist())
     return matrix.bits, matrix.is_float, _group_len(matrix), matrix.scales.dtype, levels
-
-
-def _joined(pieces: Sequence[Packed]) -> Packed:
-    """Matrices of one form, one below the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
-    data = torch.cat([_bytes(piece) for piece in pieces]).view(pieces[0].data.dtype)
-    scales = torch.cat([piece.scales for piece in pieces], 1)
-    return Packed(data, scales, torch.cat(zeros, 1) if zeros else None, pieces[0].levels)
-
-
-def _bytes(piece: Packed) -> Tensor:
-    """The codes as bytes, which PyTorch joins and picks whatever they mean."""
-    return piece.data.view(torch.uint8)
