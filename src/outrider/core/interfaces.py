@@ -88,7 +88,7 @@ class Cache(ABC):
         """A cache of this one's rows followed by ``other``'s (of the same kind)."""
 
     def narrow(self, rows: Sequence[int]) -> Cache:
-        """As ``fork``, but this cache is not used again. The result may share its memory, and ``join`` may reuse it."""
+        """``fork`` this cache, which is not used again. The result may share its memory, and ``join`` may reuse it."""
         return self.fork(rows)
 
 
