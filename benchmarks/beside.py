@@ -136,6 +136,8 @@ def pieces_of(names: Names, arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"target": [pass_seconds(target, nodes, repeats) for nodes in lengths]}
     found["draft"] = pass_seconds(draft, 1, repeats)
     found["read"] = max(0.0, pass_seconds(draft, 2, repeats) - found["draft"])
+    if "easyspec" not in arguments.places:
+        return found
     spread = load_layers_apart(names.draft, 2, **how)
     found["exact"] = pass_seconds(spread, 1, repeats, settles=True)
     found["fuzzy"] = pass_seconds(spread, 1, repeats)
@@ -150,6 +152,11 @@ def pieces_of(names: Names, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def places_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The placements that are compared, drafting in turns first."""
+    return {place: options for place, options in _PLACES.items() if place == "in turns" or place in arguments.places}
+
+
 def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
     """Plain decoding, every placement, and every placement with the stranger, in turns."""
     generator = torch.Generator().manual_seed(1)
@@ -157,7 +164,7 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
     how: dict[str, Any] = {"dtype": arguments.dtype, "device": arguments.device, "fast": False}
     opened = {
         (place, draft): LLM(names.target, draft=draft, **how, **options)
-        for place, options in _PLACES.items()
+        for place, options in places_of(arguments).items()
         for draft in (names.draft, names.stranger)
     }
     runs: dict[str, tuple[LLM, Method, int]] = {}
@@ -216,7 +223,7 @@ def rows_of(pieces: Mapping[str, Any], samples: Mapping[str, Sample], arguments:
     passes = PassCurve(_CONTEXT, 1, tuple(range(1, len(pieces["target"]) + 1)), tuple(pieces["target"]))
     costs = RoundCosts(passes, host=max(0.0, Line.of(samples, "plain").per_round - passes.at(1)))
     rows: list[dict[str, Any]] = []
-    for place in _PLACES:
+    for place in places_of(arguments):
         sample, strange = samples[place], samples[f"{place}, strange"]
         by_depth = samples["in turns" if place in _AT_ONCE else place].tally.by_depth  # pearl's own count is of another walk
         line = Line.of(samples, f"{place}, strange")
@@ -239,6 +246,7 @@ def trees_of(samples: Mapping[str, Sample], arguments: argparse.Namespace) -> li
     return [
         {"placement": name, "tokens_per_s": tokens / samples[name].seconds, "against_turns": turns / samples[name].seconds}
         for name in _TREES.values()
+        if name in samples
     ]
 
 
@@ -281,6 +289,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--places", nargs="+", default=list(_PLACES), choices=list(_PLACES), help="what is compared")
     parser.add_argument("--threads", type=int, default=1, help="of every process")
     parser.add_argument("--out", type=Path, help="write the JSON here too")
     arguments = parser.parse_args()
@@ -291,10 +300,10 @@ def main() -> int:
         print(pieces, file=sys.stderr, flush=True)
         samples = measured(names, arguments)
         rows = rows_of(pieces, samples, arguments)
-        wrong = wrong_texts(names, arguments)
+        wrong = wrong_texts(names, arguments) if "easyspec" in arguments.places else {}
     told = results_head("a draft on devices of its own: measured and predicted", script="benchmarks/beside.py")
     told |= {"pieces": pieces, "rows": rows, "trees": trees_of(samples, arguments)}
-    told |= {"wrong_texts": wrong, "projection": projection(pieces, arguments)}
+    told |= {"wrong_texts": wrong, "projection": projection(pieces, arguments) if "message" in pieces else []}
     if arguments.out:
         arguments.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(told))

@@ -4,9 +4,10 @@
 
 VLLM_PYTHON is the Python of an environment with vLLM, in which outrider can be imported too (PYTHONPATH=src). MODEL is a folder
 of transformers. Each way runs in a process of its own: vLLM without guesses, with its n-gram, with our suffix proposer, and our
-own engine with the same drafter and length. The ways "recycling" and "outrider-recycling" are token recycling in both. All are
-greedy, in float32, on one thread, one prompt at a time. Seconds are CPU seconds; every prompt counts at its fastest. The last
-line is JSON. The exit code is 1 if a text of vLLM differs from plain.
+own engine with the same drafter and length. The ways "recycling" and "outrider-recycling" are token recycling in both. "hybrid"
+and "reference", which is given the prompts, run inside vLLM alone. All are greedy, in float32, on one thread, one prompt at a
+time. Seconds are CPU seconds; every prompt counts at its fastest. The last line is JSON. The exit code is 1 if a
+text of vLLM differs from plain.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-_PROPOSERS = {"suffix": "SuffixProposer", "recycling": "TokenRecyclingProposer"}
+_PROPOSERS = {
+    "suffix": "SuffixProposer",
+    "recycling": "TokenRecyclingProposer",
+    "hybrid": "HybridProposer",
+    "reference": "ReferenceProposer",
+}
 _OURS: dict[str, dict[str, Any]] = {
     "outrider": {"method": "suffix"},
     "outrider-recycling": {"method": "token-recycling", "num_successors": 1, "recycle_prompt": False},
@@ -99,6 +105,8 @@ def in_ours(way: str, arguments: argparse.Namespace) -> tuple[Continue, Callable
 def one_way(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Texts, steps and CPU seconds, in this process."""
     prompts = prompts_of(arguments.model, arguments.prompts)
+    if way == "reference":
+        os.environ["OUTRIDER_VLLM_OPTIONS"] = json.dumps({"references": prompts})
     go_on, steps = in_ours(way, arguments) if way in _OURS else inside_vllm(way, arguments)
     texts: list[list[int]] = []
     seconds = [float("inf")] * len(prompts)
@@ -109,7 +117,7 @@ def one_way(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
             seconds[index] = min(seconds[index], time.process_time() - began)
             if turn == 0:
                 texts.append(text)
-    tokens = arguments.max_tokens * arguments.prompts
+    tokens = arguments.max_tokens * len(prompts)  # the suite may have fewer than were asked for
     per_step = tokens * arguments.rounds / steps()
     return {"way": way, "tokens": tokens, "tokens_per_step": per_step, "cpu_s": sum(seconds), "texts": texts}
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_pair import VOCAB, tiny_model
 
-from outrider.bench.simulate import Cluster, ModelShape, Scenario, Wire, hardware_named
-from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
+from outrider.bench.simulate import Cluster, ModelShape, Scenario, Wire, expected_seconds, hardware_named
+from outrider.bench.simulate_pearl import PearlScenario, beside_seconds, parallel_tokens_per_pass, pearl_seconds
 from outrider.cli.main import main
 from outrider.core.interfaces import Cache
 from outrider.core.params import SamplingParams
@@ -106,17 +106,26 @@ def walked(by_depth: list[float], length: int, num_tokens: int, chance: random.R
 @pytest.mark.parametrize("by_depth", [[0.9], [0.8, 0.7, 0.6], [0.3]])
 def test_the_simulator_counts_passes_as_a_walk_does(by_depth: list[float]) -> None:
     found = walked(by_depth, 4, 60_000, random.Random(1))
-    assert abs(pearl_tokens_per_pass(by_depth, 4, num_tokens=4000) / found - 1) < 0.03
+    assert abs(parallel_tokens_per_pass(by_depth, 4, num_tokens=4000) / found - 1) < 0.03
 
 
 def test_the_ends_of_the_scale() -> None:
-    assert pearl_tokens_per_pass([0.0], 4) == pytest.approx(1.0)
-    assert pearl_tokens_per_pass([1.0], 4, num_tokens=5000) == pytest.approx(5.0, rel=0.01)
+    assert parallel_tokens_per_pass([0.0], 4) == pytest.approx(1.0)
+    assert parallel_tokens_per_pass([1.0], 4, num_tokens=5000) == pytest.approx(5.0, rel=0.01)
 
 
 def scenario(*, draft: float, link: Wire | None = None) -> Scenario:
     cluster = Cluster(hardware_named("h100"), 2, link)
     return Scenario(ModelShape(70e9, 80, 3e5), ModelShape(draft, 32), cluster)
+
+
+def test_a_row_that_drafts_beside_is_never_slower_than_in_turns() -> None:
+    """A pass costs 1 and a guess a tenth. With a quick draft a pass that checks nothing, as in pearl, costs more."""
+    at = {"score": lambda _: 1.0, "draft": lambda k: 0.1 * k}
+    for rate in (0.9, 0.6, 0.2):
+        assert beside_seconds(2000, 4, [rate], **at) <= 1.001 * expected_seconds(2000, 4, [rate], lambda k: 1.0 + 0.1 * k)
+    quick = {"score": lambda _: 1.0, "draft": lambda k: 0.01 * k}
+    assert beside_seconds(2000, 4, [0.9], **quick) < pearl_seconds(2000, 4, [0.9], **quick)
 
 
 def test_working_at_once_gains_where_drafting_takes_long() -> None:
@@ -138,5 +147,5 @@ def test_the_command_prints_both(capsys: pytest.CaptureFixture[str]) -> None:
     words = "simulate --devices 2 --link-latency 10 --draft-params 1e9 --draft-layers 16 --pearl --batch-sizes 1".split()
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "pearl" in said and '"pearl_against_turns"' in said
+    assert '"pearl_against_turns"' in said and '"beside_against_turns"' in said
     assert main([*words, "--link-bandwidth", "0"]) == 2

@@ -61,9 +61,11 @@ def _laws(by_depth: Sequence[float], depth: int, length: int) -> list[list[float
     return [accepted_law(_from(by_depth, depth), k) for k in range(length + 1)]
 
 
-def pearl_tokens_per_pass(by_depth: Sequence[float], length: int, *, num_tokens: int = 512) -> float:
-    """Tokens of a text per target pass, as a run counts them."""
-    return num_tokens / pearl_seconds(num_tokens, length, by_depth, score=lambda _: 1.0, draft=lambda _: 0.0)
+def parallel_tokens_per_pass(
+    by_depth: Sequence[float], length: int, formula: Callable[..., float] = pearl_seconds, *, num_tokens: int = 512
+) -> float:
+    """Tokens of a text per pass of the target, which a run can count."""
+    return num_tokens / formula(num_tokens, length, by_depth, score=lambda _: 1.0, draft=lambda _: 0.0)
 
 
 def _from(by_depth: Sequence[float], depth: int) -> list[float]:
@@ -78,13 +80,15 @@ class PearlScenario:
 
     turns: Scenario
     """The scenario in which draft and target take turns."""
+    formula: Callable[..., float] = pearl_seconds
+    """Seconds of a text: ``pearl_seconds`` or ``beside_seconds``."""
 
     def speed(self, length: int, by_depth: Sequence[float], *, num_tokens: int = 256) -> float:
         """Tokens per second of the whole batch. Every round sends the guesses one way and the outcome back."""
         turns = self.turns
         alone = replace(turns, draft=None)
         crossing = 2 * turns.cluster.link.latency if turns.cluster.link is not None else 0.0
-        seconds = pearl_seconds(
+        seconds = self.formula(
             num_tokens, length, by_depth, score=lambda k: alone.cost(k) + crossing, draft=lambda k: self._drafting(k) + crossing
         )
         return turns.batch_size * num_tokens / seconds

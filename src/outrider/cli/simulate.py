@@ -12,7 +12,7 @@ from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, encode_suites
 from outrider.bench.simulate import Cluster, ModelShape, Scenario, Wire, hardware_named, tokens_per_pass
 from outrider.bench.simulate_easyspec import EasySpecScenario
-from outrider.bench.simulate_pearl import PearlScenario, pearl_tokens_per_pass
+from outrider.bench.simulate_pearl import PearlScenario, beside_seconds, parallel_tokens_per_pass, pearl_seconds
 from outrider.bench.suites import load_suites
 from outrider.bench.validate import predictions_table, validate
 from outrider.cli.bench import load_pair, names_of, numbers_of
@@ -73,13 +73,15 @@ def _link(arguments: argparse.Namespace) -> Wire | None:
 
 
 def _beside(scenario: Scenario, rates: Sequence[float], longest: int) -> dict[str, float]:
-    """Print a line for draft and target in parallel, below the scenario's own."""
-    pearl = PearlScenario(scenario)
-    best = pearl.best_length(rates, longest=longest)
-    speed, turns = pearl.speed(best, rates), scenario.speed(scenario.best_length(rates, longest=longest), rates)
-    tokens = pearl_tokens_per_pass(rates, best)
-    print(f"{'pearl':>6}{'':>13}{best:>8}{speed:>10.0f}{speed / turns:>9.2f}x{tokens:>10.2f}   of the line above")
-    return {"pearl_length": best, "pearl_speed": speed, "pearl_against_turns": speed / turns}
+    """Print lines for draft and target in parallel, below the scenario's own: pearl, and any row with ``beside``."""
+    turns, told = scenario.speed(scenario.best_length(rates, longest=longest), rates), dict[str, float]()
+    for name, formula in (("pearl", pearl_seconds), ("beside", beside_seconds)):
+        parallel = PearlScenario(scenario, formula)
+        best = parallel.best_length(rates, longest=longest)
+        speed, tokens = parallel.speed(best, rates), parallel_tokens_per_pass(rates, best, formula)
+        print(f"{name:>6}{'':>13}{best:>8}{speed:>10.0f}{speed / turns:>9.2f}x{tokens:>10.2f}   of the line above")
+        told |= {f"{name}_length": best, f"{name}_speed": speed, f"{name}_against_turns": speed / turns}
+    return told
 
 
 def _at_once(scenario: Scenario, rates: Sequence[float], arguments: argparse.Namespace) -> dict[str, float]:

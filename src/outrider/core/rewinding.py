@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 
-class Rewinding:
+class Rewinding(Protocol):
     """The part of a drafter that takes back a round that was drafted for a text which then took another turn."""
 
     waits: ClassVar[str] = "it reads what the target's pass computes"
@@ -15,4 +15,5 @@ class Rewinding:
 
     def rewind(self, state: Any, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[b]`` tokens of each row, between rounds. Modifies the state."""
-        raise NotImplementedError
+        del state, lengths
+        raise AssertionError(f"{type(self).__name__} waits for the verdict: {self.waits}")

@@ -75,6 +75,9 @@ def gumbel_stream(keys: Tensor, length: int) -> Tensor:
     return -torch.log(exponential_stream(keys, length)).float()
 
 
+OWED_LANE = 0
+"""The lane of the race that draws the token after an accepted path (``Purpose.RESIDUAL``)."""
+
 GumbelStream = Callable[[Tensor, int], Tensor]
 """``gumbel_stream``, or a device's faster implementation with the same numbers."""
 
@@ -116,6 +119,9 @@ class Noise:
     stream: GumbelStream = gumbel_stream
     choose: Choose | None = None
     """A device's own implementation of the target's choices, with the same numbers."""
+    of_the_end: bool = False
+    """Guesses are made with the numbers that draw the token after an accepted path. Such a guess foresees that token as often
+    as the drafter's law is like the target's."""
     _known: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
     """On a CPU: cached [B, D, V] target noise of the first D depths, by vocabulary size. Drafter and target share it.
     """
@@ -138,6 +144,8 @@ class Noise:
 
     def gumbel(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
         """[B, M, V] Gumbel noise of this round, one stream per lane of ``lanes`` [B, M]."""
+        if self.of_the_end:
+            purpose, lanes = Purpose.RESIDUAL, torch.full_like(lanes, OWED_LANE)
         return self.stream(self._round_keys(purpose, lanes), vocab_size)
 
     def exponential(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
@@ -150,18 +158,3 @@ class Noise:
 
     def _round_keys(self, purpose: Purpose, lanes: Tensor) -> Tensor:
         return make_key(self.seeds[:, None], self.positions[:, None], purpose, lanes)
-
-
-OWED_LANE = 0
-"""The lane of the race that draws the token after an accepted path (``Purpose.RESIDUAL``)."""
-
-
-@dataclass(frozen=True, eq=False)
-class NoiseOfTheEnd(Noise):
-    """The noise with which rules of sampled guesses draw the token after an accepted path, in place of a drafter's own. A
-    guess made with it foresees that token as often as the drafter's law is like the target's."""
-
-    def gumbel(self, purpose: Purpose, lanes: Tensor, vocab_size: int) -> Tensor:
-        del purpose
-        race = self.exponential(Purpose.RESIDUAL, torch.full_like(lanes, OWED_LANE), vocab_size)
-        return -torch.log(race).float()

@@ -60,6 +60,7 @@ class _Flight:
     """The nodes that are expected to be accepted, without the root."""
 
 
+@final
 @dataclass(eq=False)
 class BesideState(RowState):
     """The drafter's own state, which has read what was foreseen."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Context, Plan
-from outrider.core.rng import NoiseOfTheEnd
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
 
@@ -42,10 +41,8 @@ def at_the_end(context: Context, texts: Sequence[Sequence[int]], draws: Draws) -
     """The context in which a guess foresees the token that ends this round after ``texts``. The token is chosen as the target
     chooses, with the noise of its position. For sampled guesses it is drawn as their rules draw it, with the noise of the
     round."""
-    later, noise = after_context(context, texts), context.noise
-    if draws is Draws.DETERMINISTIC:
-        return later
-    return replace(later, noise=NoiseOfTheEnd(noise.seeds, noise.positions, noise.stream, noise.choose))
+    later = after_context(context, texts)
+    return later if draws is Draws.DETERMINISTIC else replace(later, noise=replace(context.noise, of_the_end=True))
 
 
 def cut(draft: Draft, plan: Plan) -> Draft:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import OptionError
-from outrider.models.decoder_weights import LayerWeights
+from outrider.models.decoder_weights import STORED_ROWS, LayerWeights
 from outrider.models.features import ModelConfig
+from outrider.models.stored_rows import from_input
 
 
 @final
@@ -66,16 +67,20 @@ class Share:
             whole,
             qkv=self._rows(whole.qkv, qkv),
             qkv_bias=self._rows(whole.qkv_bias, qkv),
-            out=self._part(whole.out, 1),
+            out=self._inputs(whole.out, q_rows, 1),
             out_bias=self._once(whole.out_bias),
             gate_up=self._rows(whole.gate_up, pair, inner),
             gate_up_bias=self._rows(whole.gate_up_bias, pair, inner),
-            down=self._part(whole.down, 1 + inner),
+            down=self._inputs(whole.down, pair[0], 1 + inner),
             down_bias=self._once(whole.down_bias),
             sinks=self._rows(whole.sinks, (config.num_heads,)),
             q_norm=self._of_heads(whole.q_norm, config),
             k_norm=self._of_heads(whole.k_norm, config),
         )
+
+    def _inputs(self, matrix: Tensor, total: int, dim: int) -> Tensor:
+        """This rank's part of the ``total`` inputs of a matrix, which stand in dimension ``dim``."""
+        return from_input(matrix, self.span(total)[0]) if matrix.dtype == STORED_ROWS else self._part(matrix, dim)
 
     def rows(self, matrix: Tensor) -> Tensor:
         """This rank's rows of a matrix, copied."""

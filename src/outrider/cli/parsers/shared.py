@@ -34,7 +34,8 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     group.add_argument("--max-len", type=int, metavar="N", help="longest context in tokens (default: the model's own)")
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
-    group.add_argument("--draft-process", action="store_true", help="give the draft model a process of its own (for pearl)")
+    text = "give the draft model a process of its own (for pearl, and for -O beside=1)"
+    group.add_argument("--draft-process", action="store_true", help=text)
     text = "spread the draft's layers over so many processes and run them at once (EasySpec)"
     group.add_argument("--draft-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-dtype", metavar="DTYPE", help="type of draft models, if it differs from the target's")

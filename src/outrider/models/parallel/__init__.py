@@ -8,12 +8,13 @@ followers and return the leader's target, and everything above a target stays as
 from __future__ import annotations
 
 from outrider.core.errors import OptionError, RankError
-from outrider.models.dtypes import FEW_BITS
+from outrider.models.dtypes import FEW_BITS, STORED
 from outrider.models.features import ModelConfig
 from outrider.models.gguf.stored import SPAN
 from outrider.models.layer_share import LayerShare
 from outrider.models.load import device_of, lean_config
 from outrider.models.parallel.rank import ByHeads, ByLayers
+from outrider.models.parallel.stored import check_stored
 from outrider.models.parallel.target import ParallelTarget
 from outrider.models.share import Share
 from outrider.models.source import Source, local_path
@@ -39,6 +40,8 @@ def load_parallel(
     Share(0, size).check(config)
     if dtype in FEW_BITS:
         _check_bits(config, size, dtype, is_cpu=place.type == "cpu" and fast)
+    if dtype == STORED:
+        check_stored(path, config, size, is_cpu=place.type == "cpu" and fast)
     return ParallelTarget(ByHeads(str(path), size, dtype, place.type, max_len, fast, page_len))
 
 
@@ -59,6 +62,8 @@ def _check_bits(config: ModelConfig, size: int, dtype: str, *, is_cpu: bool) -> 
         why = "a scale belongs to all inputs of an output" if dtype == "int8" else "rounded weights are divided on a CPU alone"
         raise OptionError(f"{what}: {why}; use 'bfloat16', or on a CPU 'w8a8' or 'int4'")
     widths = {"heads": config.num_heads * config.head_dim, "MLP columns": config.mlp_size}
+    if config.experts is not None:
+        widths["columns of experts"] = config.experts.size
     uneven = next((name for name, width in widths.items() if width % (SPAN * size)), None)
     if uneven is not None or config.hidden_size % SPAN:
         raise OptionError(f"{what}: its {uneven or 'states'} do not come in groups of {SPAN} for every rank; use 'bfloat16'")

@@ -27,14 +27,15 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.decoder import Decoder
 from outrider.models.decoder_weights import Division, Weights
-from outrider.models.dtypes import FEW_BITS
+from outrider.models.dtypes import FEW_BITS, STORED
 from outrider.models.features import ModelConfig
 from outrider.models.fuzzy import FuzzyDraft
 from outrider.models.gpu import gpu_decoder
 from outrider.models.layer_share import LayerShare
-from outrider.models.load import lean_checkpoint
-from outrider.models.native import fastest_decoder
+from outrider.models.load import lean_checkpoint, lean_config
+from outrider.models.native import fastest_decoder, native_decoder
 from outrider.models.parallel.link import Link, backend_of
+from outrider.models.parallel.stored import stored_share
 from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.share import Share
 from outrider.models.weights import read_weights
@@ -77,6 +78,13 @@ class Opening(ABC):
     @abstractmethod
     def part(self, rank: int) -> RankShare: ...
 
+    def weights(self, part: RankShare, device: torch.device) -> tuple[ModelConfig, Weights]:
+        """The whole model's config, and what a rank holds."""
+        found = lean_checkpoint(Path(self.path), dtype=self.dtype, device=device, max_len=self.max_len)
+        config, source, dtype = found
+        part.check(config)
+        return config, read_weights(source, config, dtype=dtype, device=device, share=part)
+
     @abstractmethod
     def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
         """A rank's model of the whole model's ``config`` and its own ``weights``."""
@@ -90,14 +98,23 @@ class ByHeads(Opening):
     def part(self, rank: int) -> Share:
         return Share(rank, self.size)
 
+    def weights(self, part: RankShare, device: torch.device) -> tuple[ModelConfig, Weights]:
+        if self.dtype != STORED:
+            return super().weights(part, device)
+        assert isinstance(part, Share)
+        config = lean_config(Path(self.path))
+        config = config if self.max_len is None else replace(config, max_len=self.max_len)
+        part.check(config)
+        return config, stored_share(Path(self.path), config, part)
+
     def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
         mine = link.share.config(config)
-        if self.dtype in FEW_BITS:
-            rounded = rounded_decoder(mine, weights, FEW_BITS[self.dtype], joint=link, page_len=self.page_len)
-            if rounded is None:
+        if self.dtype in FEW_BITS or self.dtype == STORED:
+            found = self._of_codes(mine, weights, link)
+            if found is None:
                 why = "a C++ compiler, OUTRIDER_NATIVE not 0, and an architecture of the native pass"
                 raise OptionError(f"dtype = {self.dtype!r} of a divided model needs {why}; use 'bfloat16'")
-            return rounded
+            return found
         if self.fast and self.is_wired:
             whole = replace(mine, vocab_size=config.vocab_size)
             found = gpu_decoder(whole, weights, page_len=self.page_len, joint=link)
@@ -106,6 +123,11 @@ class ByHeads(Opening):
         if self.fast:
             return fastest_decoder(mine, weights, joint=link, page_len=self.page_len)
         return Decoder(mine, weights, self.page_len, joint=link)
+
+    def _of_codes(self, mine: ModelConfig, weights: Weights, link: Link) -> LayeredTarget | None:
+        if self.dtype in FEW_BITS:
+            return rounded_decoder(mine, weights, FEW_BITS[self.dtype], joint=link, page_len=self.page_len)
+        return native_decoder(mine, weights, joint=link, page_len=self.page_len)
 
 
 @final
@@ -129,12 +151,9 @@ class Rank:
 
     def __init__(self, opening: Opening, rank: int) -> None:
         part, device = opening.part(rank), opening.device_of(rank)
-        found = lean_checkpoint(Path(opening.path), dtype=opening.dtype, device=device, max_len=opening.max_len)
-        config, source, dtype = found
-        part.check(config)
-        self.config, self.device, self.dtype = config, device, dtype
+        config, weights = opening.weights(part, device)
+        self.config, self.device, self.dtype = config, device, weights.dtype
         self.link = Link(Share(rank, opening.size), config.vocab_size)
-        weights = read_weights(source, config, dtype=dtype, device=device, share=part)
         self.num_weights = sum(tensor.numel() for tensor in weights.tensors)
         self.model = opening.model(config, weights, self.link)
         self.caches: dict[int, Cache] = {}

@@ -1,0 +1,84 @@
+"""Matrices that stay as stored, divided between two gloo processes: the text of one, with experts too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import test_stored_gguf
+import torch
+from divided import checkpoint
+from test_decoder_families import make_checkpoint
+from test_gguf import _byte_level, write_gguf
+from test_gguf_experts import SHAPE, as_converted, coded
+from test_quantised_stored import folder_of
+from test_stored_gguf import Q4_K_M, Shape, model_file
+
+from outrider import LLM, OptionError, SamplingParams
+from outrider.models.native.build import can_build
+from outrider.models.parallel import ParallelTarget
+from outrider.models.stored_rows import from_input
+
+PROMPTS = [[5, 9, 11, 3], [40, 41], [8, 8, 9, 8, 8]]
+PARAMS = [SamplingParams(max_tokens=8, ignore_eos=True, **more) for more in ({}, {"temperature": 0.9, "seed": 4})]
+pytestmark = pytest.mark.skipif(not can_build(), reason="stored matrices are divided by the native pass")
+
+
+def experts_file(folder: Path) -> str:
+    """A mixture of experts in codes, all experts chosen: rounding moves no choice."""
+    changes = {"num_local_experts": 4, "sliding_window": None, "intermediate_size": 128, "num_experts_per_tok": 2}
+    make_checkpoint(folder, "mixtral", {**SHAPE, **changes})
+    keys = {
+        **{"context_length": 64, "embedding_length": 64, "block_count": 2, "feed_forward_length": 128},
+        **{"attention.head_count": 4, "attention.head_count_kv": 2, "rope.freq_base": 1e6},
+        **{"expert_count": 4, "expert_used_count": 4, "attention.layer_norm_rms_epsilon": 1e-5},
+    }
+    metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in keys.items()} | _byte_level()
+    tensors = {name: coded(name, tensor) for name, tensor in as_converted(folder, pairs=True).items()}
+    return str(write_gguf(folder / "codes.gguf", metadata, tensors))
+
+
+def model_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """A model whose shares are whole blocks, and the type it is opened in."""
+    if kind == "experts, rounded":
+        changes = {"model_type": "mixtral", "attention_bias": False, "mlp_bias": False, "sliding_window": None}
+        changes |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128, "head_dim": 32}
+        return checkpoint(folder / "rounded", **changes), "w8a8"
+    if kind == "experts":
+        (folder / "experts").mkdir()
+        return experts_file(folder / "experts"), "stored"
+    if kind in ("gptq", "gptq-symmetric", "awq", "gptq-8bit"):
+        return folder_of(folder / kind, kind), "stored"
+    monkeypatch.setattr(test_stored_gguf, "SMALL", Shape(128, 192, 8, 2))
+    monkeypatch.setattr(test_stored_gguf, "LARGE", Shape(512, 1024, 32, 4))
+    kinds = Q4_K_M if kind == "Q4_K_M" else {"": kind, "ffn_down": "Q5_1", "token_embd": "Q8_0"}
+    return str(model_file(folder, kinds, "llama" if kind == "Q4_0" else "qwen2")), "stored"
+
+
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", "Q4_K_M", "Q8_0", "gptq", "gptq-symmetric", "gptq-8bit", "awq", "experts", "experts, rounded"]
+)
+def test_two_processes_write_the_text_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    name, dtype = model_of(kind, tmp_path, monkeypatch)
+    alone = LLM(name, method="plain", dtype=dtype, device="cpu")
+    apart = LLM(name, method="prompt-lookup", dtype=dtype, device="cpu", tensor_parallel=2)
+    assert isinstance(apart.target, ParallelTarget)
+    try:
+        for params in PARAMS:
+            texts = [[list(out.token_ids) for out in llm.generate(PROMPTS, params)] for llm in (alone, apart)]
+            assert texts[0] == texts[1]
+    finally:
+        apart.target.team.close()
+
+
+def test_a_row_begins_some_blocks_later() -> None:
+    table = torch.tensor([[100, 2], [500, 6]])  # Q4_0 has 18 bytes for 32 weights, Q4_K 144 for 256
+    assert from_input(table, 256).tolist() == [[100 + 8 * 18, 2], [500 + 144, 6]]
+
+
+def test_blocks_are_not_cut(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="its heads do not come in blocks of 256 for every rank"):
+        LLM(str(model_file(tmp_path, Q4_K_M)), method="plain", dtype="stored", device="cpu", tensor_parallel=2)
+    plain = checkpoint(tmp_path / "floats")
+    with pytest.raises(OptionError, match="its matrices are not stored in blocks"):
+        LLM(plain, method="plain", dtype="stored", device="cpu", tensor_parallel=2)
