@@ -232,7 +232,7 @@ def measure(target: Path, draft: Path, num_scenes: int) -> dict[str, Any]:
 
 
 def prompt_of(sample: Sample) -> dict[str, Any]:
-    """As ``LLM.generate`` takes it."""
+    """A prompt in the form that ``LLM.generate`` takes."""
     return {"prompt": ids_of(sample.prompt), "images": [{"pixel_values": image} for image in sample.images]}
 
 

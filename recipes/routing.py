@@ -1,6 +1,6 @@
 """Step-level routing with trained models: right answers against escalations, what routers predict, and what it costs (LOSSY).
 
-A draft of 0.35 million numbers and a target of 3.1 million write chains of ten steps (``routing_task.py``). Two rewards judge
+A draft of 0.35 million numbers and a target of 3.0 million write chains of ten steps (``routing_task.py``). Two rewards judge
 the steps: an exact checker, which is easier than the papers' setting, and a third model, which errs. Its reward is how likely
 it would write the step. Every router's thresholds are chosen on the questions that Arbitrage's router learns from. *Wasted* is
 the share of the steps with the highest scores that the target does not improve. Texts are greedy. Time is that of the

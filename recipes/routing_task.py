@@ -45,7 +45,7 @@ class Size:
 
 
 SIZES = {"draft": Size(96, 3, 150, "draft"), "target": Size(224, 5, 300, "target"), "reward": Size(96, 3, 260, "reward")}
-"""The draft has 0.35 million numbers, the target 3.1 million."""
+"""The draft has 0.35 million numbers, the target 3.0 million."""
 
 
 def question_of(chance: random.Random) -> str:

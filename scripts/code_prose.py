@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _OPENING = re.compile(
-    r"\.\.\.|(?:The same|As|Like) (?:``|(?:for|in|of|with|from|without)\b)|The same[.,;:]"
+    r"\.\.\.|(?:The same|As|Like) (?:`|(?:for|in|of|with|from|without)\b)|The same[.,;:]"
     r"|(?:Of|Also|And|But|Or|Likewise|Ditto)\b"
     r"|What (?:it|they|is|was|were|came|comes|has|had|may|must|became|stands|this|that|there|differs)\b"
 )

@@ -40,7 +40,7 @@ class Measurement:
     """One program."""
 
     name: str
-    """Also the name of its results file."""
+    """The name of its results file, too."""
     command: str
     """Behind ``python``; ``{json}`` is the results file."""
     minutes: float
@@ -92,7 +92,7 @@ PLAN = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a measurement."""
+    """The result of a measurement."""
 
     name: str
     command: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def bars(name: str, title: str, shown: Sequence[tuple[str, float, str]], unit: s
         picture.text(272, y + 16, label.replace("*", ""), kind="quiet", size=12, anchor="end")  # no Markdown in a picture
         picture.box(280, y, value * scale, 21, kind=kind)
         picture.text(288 + value * scale, y + 16, f"{value:g}{unit}", size=12, anchor="start")
-    command = f"{found['command'][:90]}, {found['date']}"
+    command = f"{textwrap.shorten(found['command'], 90, placeholder=' ...')}, {found['date']}"
     picture.text(20, 74 + 28 * len(shown), command, kind="quiet", size=12, anchor="start")
     return picture
 

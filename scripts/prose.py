@@ -43,7 +43,7 @@ _IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`[^`]+`")
 _END = re.compile(r"(?<=[.!?])[\"'”*)]*\s+(?=[\"“'*(\[]*[A-Z0-9])")
-_JOURNEY = re.compile(r"^\d+\. `([^`]+)`:")
+_JOURNEY = re.compile(r"^(\d+)\. `([^`]+)`:")
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,17 @@ def check_code(source: str, path: str) -> list[Finding]:
 
 
 def check_journeys(text: str, path: str, root: Path) -> list[Finding]:
-    """Files that numbered lists name and that do not exist. They start at ``src/outrider/`` or at ``tests/``."""
+    """Files that numbered lists name and that do not exist, and lists of more than five.
+
+    Paths start at ``src/outrider/`` or at ``tests/``."""
     found: list[Finding] = []
     for number, line in enumerate(text.splitlines(), 1):
         match = _JOURNEY.match(line)
         if match is None:
             continue
-        name = match.group(1)
+        name = match.group(2)
+        if int(match.group(1)) > 5:
+            found.append(Finding(path, number, "a journey of more than five files; shorten it"))
         folder = root if name.startswith("tests/") else root / "src" / "outrider"
         if not (folder / name).is_file():
             found.append(Finding(path, number, f"{name} does not exist; was it moved?"))

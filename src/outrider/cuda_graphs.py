@@ -45,8 +45,8 @@ class Rounds:
     def run(
         self, method: Method, requests: Sequence[Request], *, max_batch_size: int | None = None, traced: bool = False
     ) -> Iterator[Progress]:
-        """As ``engine.generate.run``; without ``max_batch_size``, as many at once as pay. With ``traced`` every round reports
-        its tree, which captured rounds cannot: the host runs them then."""
+        """Run requests like ``engine.generate.run``. Without ``max_batch_size``, as many run at once as pay. With ``traced``,
+        every round reports its tree."""
         lane = None if traced else self.lane
         max_batch_size = max_batch_size or self._most_rows(requests)
         yield from run(Engine(self._target, method), requests, max_batch_size=max_batch_size, device_lane=lane)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -15,10 +16,14 @@ from outrider.cache.contiguous import ContiguousCache
 from outrider.cache.paged import PagedCache
 from outrider.cache.prefixes import PageStore, PrefixStore
 from outrider.core.errors import OptionError, RequestError
+from outrider.core.interfaces import Cache
 from outrider.core.method import Method
 from outrider.core.params import SamplingParams
+from outrider.core.reading_target import PromptPiece, ReadingTarget
 from outrider.core.report import Progress
 from outrider.core.request import Request, RequestState
+from outrider.core.scores import Scores
+from outrider.core.tree import TokenTree
 from outrider.engine.generate import run
 from outrider.engine.grouping import GROUPINGS
 from outrider.engine.job import Job, Slots
@@ -102,18 +107,40 @@ def _serve(scheduler: Scheduler, requests: list[Request], rng: random.Random) ->
     return finished, cancelled
 
 
+class _Reading(Decoder, ReadingTarget):  # type: ignore[misc]
+    """A target that is given pieces of prompts with its trees."""
+
+    most_read, num_read = 16, 0
+
+    def score_beside(self, tree: TokenTree, cache: Cache, pieces: Sequence[PromptPiece], *, taps: Sequence[int] = ()) -> Scores:
+        for piece in pieces:
+            piece.states = self.prefill(piece.rows, piece.cache, taps=piece.taps)
+            self.num_read += piece.num_tokens
+        return self.score(tree, cache, taps=taps)
+
+
+def _reading() -> _Reading:
+    target = copy(_target())
+    target.__class__ = _Reading
+    assert isinstance(target, _Reading)
+    return target
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["apart", "beside"])
 @pytest.mark.parametrize(
     ("seed", "count"), [(0, 100), *(pytest.param(seed, 500, marks=pytest.mark.exhaustive) for seed in range(4))]
 )
-def test_equal_to_alone_under_any_load(seed: int, count: int) -> None:
+def test_equal_to_alone_under_any_load(seed: int, count: int, reads: bool) -> None:
     """Requests in turns through six methods, with too little memory for all of them, and five at the end that grow
-    together until memory holds two."""
+    together until memory holds two. Prompts are read between rounds, or in their passes."""
     rng = random.Random(seed)
     requests = [_random_request(rng) for _ in range(count)]
     budget = 5 * 256 * _KAPPA + 40_000
     memory, prefixes = MemoryModel(_KAPPA, 2 * 4 * 64, budget), PrefixStore(200_000)
-    scheduler = Scheduler(_target(), _method, slots=Slots(8, 48), memory=memory, prefixes=prefixes)
+    target = _reading() if reads else _target()
+    scheduler = Scheduler(target, _method, slots=Slots(8, 48), memory=memory, prefixes=prefixes)
     finished, cancelled = _serve(scheduler, requests, rng)
+    assert not isinstance(target, _Reading) or target.num_read > 10 * count
     assert len(finished) > 0.7 * count and set(range(count)) == set(finished) | cancelled
     plain = _plain(requests)
     for number, state in finished.items():

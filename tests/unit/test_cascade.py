@@ -84,7 +84,7 @@ def test_an_inner_drafter_that_is_right_saves_passes() -> None:
     for name, options in {"draft-model": {}, "cascade": {"inner": "draft-model", "num_inner_tokens": 7}}.items():
         target, model = tiny_model(), Counting(tiny_model(0.1))
         method = compose(name, target, draft=[model, tiny_model(0.1)], options={"num_draft_tokens": 8, **options})
-        states = serve(target, method, PROMPTS, params)
+        states = serve(target, method, PROMPTS[:3], params)
         passes[name] = model.num_passes, tokens(states)
     assert passes["cascade"][1] == passes["draft-model"][1]
     assert passes["cascade"][0] < 0.3 * passes["draft-model"][0]
@@ -111,7 +111,7 @@ def test_the_inner_state_never_sees_a_guess() -> None:
 
 def test_a_short_context_of_the_draft_ends_the_chain() -> None:
     target, params = tiny_model(), SamplingParams(max_tokens=40, ignore_eos=True)
-    expected = tokens(serve(target, compose("plain", target), PROMPTS, params))
+    expected = tokens(serve(target, compose("plain", target), PROMPTS, params, batch=8))
     for drafts in ([tiny_model(0.1, max_len=24), tiny_model(0.2)], [tiny_model(0.1), tiny_model(0.2, max_len=20)]):
         method = compose("cascade", target, draft=drafts, options={"inner": "draft-model"})
         assert tokens(serve(target, method, PROMPTS, params, batch=4)) == expected

@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import in_turn
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from outrider import LLM, SamplingParams
 from outrider.codecs.grammar import GrammarCompiler, GrammarState, TokenGrammar
 from outrider.codecs.text import TextCodec
+from outrider.core.draft import Draws
 from outrider.core.errors import OptionError
+from outrider.core.plan import Plan
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.tree import TokenTree
+from outrider.engine.forced import Forced
 
 pytest.importorskip("llguidance", reason="grammars need llguidance: pip install 'outrider[grammar]'")
 
@@ -82,10 +86,9 @@ def is_valid(kind: str, text: str) -> bool:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["json", "regex", "ebnf"])
-@pytest.mark.parametrize("options", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_text_matches_and_no_method_changes_it(llm: LLM, grammars, kind: str, options: dict[str, Any]) -> None:
-    params = SamplingParams(grammar=grammars[kind], **options)
+@pytest.mark.parametrize(("kind", "way"), in_turn(("json", "regex", "ebnf"), ("greedy", "seeded")))
+def test_text_matches_and_no_method_changes_it(llm: LLM, grammars, kind: str, way: str) -> None:
+    params = SamplingParams(grammar=grammars[kind], **{"greedy": GREEDY, "seeded": SEEDED}[way])
     plain = llm.generate(PROMPT, params, method=llm.compose("plain"))[0]
     assert plain.finish_reason == "stop" and is_valid(kind, plain.text), plain.text
     for method, length in METHODS:
@@ -337,3 +340,52 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
     codec.eos_ids = frozenset()
     with pytest.raises(OptionError, match="end-of-sequence"):
         GrammarCompiler(codec)
+
+
+class Silent:
+    """A grammar that says nothing of what must follow."""
+
+    def __init__(self, grammar: TokenGrammar) -> None:
+        self.initial, self.advance, self.allowed = grammar.initial, grammar.advance, grammar.allowed
+
+    def forced(self, state: Any) -> tuple[int, ...]:
+        del state
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain", {}),
+        ("draft-model", {"num_draft_tokens": 3}),
+        ("draft-model", {"num_draft_tokens": 3, "acceptance": "rejection"}),
+        ("draft-model", {"policy": "adaptive"}),
+        ("best-first", {"num_draft_tokens": 3}),
+        ("token-recycling", {"num_draft_tokens": 3}),
+        ("early-exit", {"num_draft_tokens": 2}),
+        ("hybrid", {}),
+    ],
+)
+def test_forced_text_is_a_draft(llm: LLM, grammars: dict[str, TokenGrammar], name: str, options: dict[str, Any]) -> None:
+    """For every method, also one that guesses nothing: the same text in fewer passes, and drafters go on as if nothing was."""
+    method, silent = llm.compose(name, **options), Silent(grammars["json"])
+    for sampled in (GREEDY, SEEDED):
+        texts, passes = list[list[int]](), list[int]()
+        for grammar in (silent, grammars["json"]):
+            params = [SamplingParams(**sampled, grammar=grammar), SamplingParams(**sampled)]
+            outputs = llm.generate([PROMPT, PROMPT], params, method=method)
+            texts.append(outputs[0].token_ids + outputs[1].token_ids)
+            passes.append(outputs[0].stats.num_passes)
+        assert options.get("acceptance") == "rejection" or texts[0] == texts[1]
+        assert passes[1] < passes[0] or name != "plain"
+
+
+def test_forced_text_keeps_to_the_limits_of_a_request(llm: LLM, grammars: dict[str, TokenGrammar]) -> None:
+    request = llm.requests([PROMPT], [SamplingParams(max_tokens=30, grammar=grammars["json"])])[0]
+    state = RequestState.of(request)
+    full = Forced.of([state], [16], Draws.DETERMINISTIC)
+    assert full and len(full.runs[0]) > 3 and full.plan is not None
+    assert Forced.of([state], [2], Draws.DETERMINISTIC).runs == [full.runs[0][:2]]
+    assert not Forced.of([state], [0], Draws.DETERMINISTIC) and not Forced.of([state], [16], Draws.BEAM)
+    beside = Forced([*full.runs, ()])
+    assert beside.plan is None and beside.without(Plan((3, 3), (6, 6))).max_nodes == (0, 6)

@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from tiers import in_turn
 
 from outrider.bundled import bundled_path
 from outrider.cli.main import main
@@ -97,10 +98,13 @@ def test_guided_logits_are_the_mixture_on_trees_too() -> None:
     torch.testing.assert_close(found[valid], (unknown + scale * (known - unknown))[valid], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("guidance", [0.0, 1.0, 3.0])
-@pytest.mark.parametrize(("name", "temperature"), [("jacobi", 1.0), ("draft-model", 1.0), ("sjd", 0.0), ("best-first", 0.9)])
-def test_guided_images_are_those_of_plain_decoding(name: str, temperature: float, guidance: float) -> None:
+TEMPERATURES = {"jacobi": 1.0, "draft-model": 1.0, "sjd": 0.0, "best-first": 0.9}
+
+
+@pytest.mark.parametrize(("name", "guidance"), in_turn(TEMPERATURES, (3.0, 1.0, 0.0)))
+def test_guided_images_are_those_of_plain_decoding(name: str, guidance: float) -> None:
     """Alone and in batches that requests join while others run."""
+    temperature = TEMPERATURES[name]
     model = small_model(guidance)
     labels, params = [0, 1, 2, 1, 0], model.params(temperature=temperature, seed=5)
     expected = [one.tokens for one in model.imagine(labels, model.compose("plain"), params, max_batch_size=1)]

@@ -74,6 +74,7 @@ def test_a_file_of_a_journey_must_exist(tmp_path: Path) -> None:
     found = prose.check_journeys(text, "CONTRIBUTING.md", tmp_path)
     assert [finding.line for finding in found] == [2, 3]
     assert "gone.py does not exist" in found[0].message
+    assert "more than five" in prose.check_journeys("6. `here.py`: far\n", "CONTRIBUTING.md", tmp_path)[0].message
 
 
 def test_every_page_passes() -> None:

@@ -82,7 +82,7 @@ def test_it_accepts_more_than_its_parts() -> None:
         "rasd": {},
     }.items():
         given = {"num_draft_tokens": 4, "num_tree_nodes": 24} if name == "best-first" else options
-        states = serve(target, compose(name, target, draft=draft, options=given), PROMPTS, params)
+        states = serve(target, compose(name, target, draft=draft, options=given), PROMPTS, params, batch=8)
         passes[name] = sum(state.stats.num_passes for state in states)
         assert tokens(states) == plain
     assert passes["rasd"] < min(passes["suffix"], passes["best-first"])

@@ -6,10 +6,12 @@ import os
 import signal
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from divided import checkpoint
+from tiers import in_turn
 
 from outrider import LLM, OptionError, SamplingParams
 from outrider.core.errors import RankError
@@ -36,9 +38,9 @@ def pair(names: tuple[str, str]) -> tuple[LLM, LLM]:
     return here, there
 
 
-@pytest.mark.parametrize("method", ["pearl", "draft-model", "best-first"])
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 3}])
-def test_guesses_and_texts_are_those_of_a_draft_here(pair: tuple[LLM, LLM], method: str, params: dict[str, float]) -> None:
+@pytest.mark.parametrize(("method", "temperature"), in_turn(("pearl", "draft-model", "best-first"), (0.8, 0.0)))
+def test_guesses_and_texts_are_those_of_a_draft_here(pair: tuple[LLM, LLM], method: str, temperature: float) -> None:
+    params: dict[str, Any] = {"temperature": temperature, "seed": 3}
     sampling = [SamplingParams(max_tokens=8 + 5 * i, ignore_eos=True, **params) for i in range(len(PROMPTS))]
     options = {"num_tree_nodes": 6} if method == "best-first" else {"num_draft_tokens": 3}
     found = [llm.generate(PROMPTS, sampling, method=llm.compose(method, policy="fixed", **options)) for llm in pair]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import in_turn
 from tiny_transformers import shared
 
 from outrider import LLM, OptionError, RequestError, SamplingParams
@@ -126,8 +127,7 @@ def diary(number: int, end: int) -> str:
     return json.loads(lines[number])["messages"][0]["content"][:end]
 
 
-@pytest.mark.parametrize("method", ["draft-model", "suffix", "eagle3"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("method", "temperature"), in_turn(("draft-model", "suffix", "eagle3"), (0.0, 1.0)))
 def test_speculation_is_plain_decoding_on_the_same_sparse_prompt(method: str, temperature: float) -> None:
     llm, prompts = thinned(), [diary(0, 900), "Once upon a time", diary(1, 500)]
     params = SamplingParams(max_tokens=16, temperature=temperature, seed=3, ignore_eos=True)

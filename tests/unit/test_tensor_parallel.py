@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from divided import VOCAB, checkpoint, eagle3_heads
+from tiers import in_turn
 
 from outrider import LLM, OptionError, SamplingParams
 from outrider.core.traits import TargetTraits
@@ -62,8 +63,7 @@ def parallel(llm: LLM) -> ParallelTarget:
     return llm.target
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("method", ["plain", "draft-model", "best-first", "eagle3"])
+@pytest.mark.parametrize(("method", "batch_size"), in_turn(("plain", "draft-model", "best-first", "eagle3"), (4, 1)))
 def test_two_processes_write_the_text_of_one(one: LLM, two: LLM, folders: dict[str, str], method: str, batch_size: int) -> None:
     options = {"heads": folders["heads"]} if method == "eagle3" else {}
     guessing = {} if method == "plain" else {"num_draft_tokens": 3} if method == "draft-model" else {"num_tree_nodes": 6}

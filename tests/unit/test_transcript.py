@@ -54,6 +54,7 @@ def test_a_wait_that_the_line_before_explains_is_not(line: str) -> None:
     assert Step("outrider generate", (Shown(2.0, line), Shown(2.0, "\n"), Shown(30.0, "done\n")), 0, 31.0).silences == []
 
 
+@pytest.mark.exhaustive  # `make test` itself runs in an environment that pip has set up
 def test_the_package_is_installed_and_its_server_answers(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     installed = first_minutes.install(tmp_path)

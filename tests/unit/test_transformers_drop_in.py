@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import in_turn
 from tiny_transformers import FAMILIES, GREEDY, MASK, PROCESSORS, RAGGED, VOCAB, both, noisy, random_model, shared
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -24,12 +25,11 @@ from outrider.bundled import bundled_path
 from outrider.core.errors import OptionError
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_that_of_generate(family: str) -> None:
+@pytest.mark.parametrize(("family", "processors"), in_turn(FAMILIES, ("none", "many")))
+def test_greedy_text_is_that_of_generate(family: str, processors: str) -> None:
     model, loop = shared(family), drop_in.generate("suffix", num_draft_tokens=4)
-    both(model, loop, **GREEDY)
+    both(model, loop, **GREEDY, **(PROCESSORS if processors == "many" else {}))
     assert sum(stats.num_passes for stats in loop.stats) > 0
-    both(model, loop, **GREEDY, **PROCESSORS)
 
 
 @pytest.mark.parametrize("method", ["plain", "prompt-lookup", "token-recycling", "ngram-cache"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_transformers_options import LAWS, shifted
+from tiers import in_turn
 from tiny_transformers import FAMILIES, MASK, PROCESSORS, RAGGED, SAMPLED, VOCAB, noisy, shared
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -30,11 +31,10 @@ def seeded(model: Any, loop: drop_in.DropIn, **options: Any) -> Tensor:
     return expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sampled_text_is_that_of_generate(family: str) -> None:
+@pytest.mark.parametrize(("family", "processors"), in_turn(FAMILIES, ("many", "none")))
+def test_sampled_text_is_that_of_generate(family: str, processors: str) -> None:
     model, loop = shared(family), drop_in.generate("suffix", num_draft_tokens=4)
-    seeded(model, loop, **SAMPLED)
-    seeded(model, loop, **SAMPLED, **PROCESSORS, top_p=0.9)
+    seeded(model, loop, **SAMPLED, **({**PROCESSORS, "top_p": 0.9} if processors == "many" else {}))
 
 
 @pytest.mark.parametrize("options", LAWS, ids="-".join)

@@ -86,8 +86,8 @@ class TextCodec:
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_within(self, text: str, limit: int, *, add_special_tokens: bool = True) -> list[int]:
-        """As ``encode``, for text of at most ``limit`` tokens. Longer text is refused early, by its length or by the
-        tokens of its beginning, so the limit bounds the work."""
+        """Encode text of at most ``limit`` tokens. Longer text is refused early, by its length or by the tokens of its first
+        part."""
         if len(text) > limit * self.longest_token:
             raise _too_long(f"has {len(text)} characters, more than {limit} tokens can hold,", limit)
         size = _LETTERS_PER_TOKEN * limit

@@ -204,7 +204,7 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def open(self, slots: Sequence[int], *, batch_size: int) -> None:
-        """As ``seat``, for requests whose prompts the next rounds read piece by piece (``read``)."""
+        """Seat requests whose prompts the next rounds read piece by piece (``read``)."""
 
     @abstractmethod
     def catch_up(self, late: LateTexts, *, batch_size: int) -> None:

@@ -191,7 +191,7 @@ class Drafter(Rewinding, ABC):
     taps: tuple[int, ...] = ()
     """Target layers whose hidden states this drafter reads, of prompts and of rounds. ``round_taps`` may name fewer."""
     draws: Draws
-    never_guesses: ClassVar[bool] = False
+    never_guesses: ClassVar[bool] = False  # True for plain decoding
     drafts_alone: bool = False
     """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
     num_ways: int = 1

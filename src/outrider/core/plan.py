@@ -25,7 +25,9 @@ class Plan:
     """Which of the drafter's ways is asked, where it has several; the last if None."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
-        """The plan with no path longer than ``room[b]``."""
+        """The plan with no path longer than ``room[b]``; itself where all fit, as in nearly every round."""
+        if min(room) >= max(self.max_depth) and (min(self.max_depth) or not any(self.max_nodes)):
+            return self
         depth = tuple(min(d, r) for d, r in zip(self.max_depth, room, strict=True))
         nodes = tuple(n if d else 0 for n, d in zip(self.max_nodes, depth, strict=True))
         return replace(self, max_depth=depth, max_nodes=nodes)

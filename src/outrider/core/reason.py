@@ -25,6 +25,7 @@ class ReasonCode(Enum):
     REQUEST_LIMIT = "request-limit"
     MEMORY = "memory"
     READING = "reading"
+    FORCED = "forced"
 
 
 _SENTENCES = {
@@ -50,6 +51,7 @@ _SENTENCES = {
     ReasonCode.RULE: "The policy's rule gives a draft length of up to {length:.0f}.",
     ReasonCode.REQUEST_LIMIT: "The request allows at most {limit:.0f} guesses.",
     ReasonCode.MEMORY: "Memory leaves room for {room:.0f} guesses.",
+    ReasonCode.FORCED: "The grammar forces up to {length:.0f} tokens, so they are the draft.",
     ReasonCode.READING: "The draft model is still reading the prompt, {tokens:.0f} tokens in a round.",
 }
 

@@ -125,6 +125,8 @@ class RequestState:
     stop_match: str | int | None = None
     """The stop string or token that ended the text."""
     grammar_state: Hashable | None = None
+    forced: tuple[int, int] = (0, 0)
+    """Tokens of text that the grammar forces: those that were tested, and those that held."""
     stats: Stats = field(default_factory=Stats)
     stream: TextStream | None = None
     failure: Exception | None = None

@@ -17,7 +17,7 @@ class RowState(ABC):
     def join(self, other: Any) -> RowState: ...
 
     def narrow(self, rows: Sequence[int]) -> RowState:
-        """As ``fork``, but this state is not used again (see ``Cache.narrow``)."""
+        """``fork`` this state, which is not used again (see ``Cache.narrow``)."""
         return self.fork(rows)
 
 

@@ -127,7 +127,7 @@ class Sampler:
         return Law(adjusted, self, tree, noise, start=start, choose=choose)
 
     def law_of(self, scores: Scores, tree: TokenTree, noise: Noise) -> Law:
-        """As ``law``, from the scores of a pass. The logits are read only if more than a temperature shapes them."""
+        """The law from the scores of a pass. The logits are read only if more than a temperature shapes them."""
         tempering, choose = self.tempering, scores.choose
         if choose is None or tempering is None or not tempering.is_plain:
             return self.law(scores.logits, tree, noise)

@@ -1,4 +1,8 @@
-"""Requests on their way into a lane: their prompts are read in pieces, between the rounds of running requests."""
+"""Requests on their way into a lane: their prompts are read in pieces, beside running requests.
+
+Where the target can, pieces share the pass of a round. Elsewhere, and if no request runs, they have passes of their own between
+two rounds.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Container
 from typing import final
 
 from outrider.core.interfaces import Cache, Target
+from outrider.core.reading_target import PromptPiece, ReadingTarget
 from outrider.core.request import RequestState
 from outrider.engine.job import Slots
 from outrider.engine.lane import Lane
@@ -27,7 +32,10 @@ class Arrivals:
         """With ``isolates``, a request that cannot be read ends alone, and the others go on."""
         self._target, self._num_tokens, self._isolates = target, slots.prefill_tokens, isolates
         self.pieces = PieceSizes(slots)
+        self._most = target.most_read if isinstance(target, ReadingTarget) else 0
+        """Tokens of a row that may share a pass."""
         self._queue: list[tuple[Lane, Prefill]] = []
+        self._riding: list[tuple[Lane, Prefill, PromptPiece]] = []
 
     @property
     def lanes(self) -> dict[int, Lane]:
@@ -56,9 +64,53 @@ class Arrivals:
                 return
         self._queue.append((lane, Prefill(self._target, lane.taps, [row], prefix)))
 
-    def read(self) -> list[tuple[int, RequestState]]:
-        """Read as much as is allowed between two rounds. Requests that are complete join their lanes. Requests that cannot be
-        read are returned."""
+    def read(self, *, is_carried: bool) -> list[tuple[int, RequestState]]:
+        """Read as much as is allowed between two rounds. If rounds carry pieces (``is_carried``), read only prompts that they
+        cannot carry. Requests that are complete join their lanes. Requests that cannot be read are returned."""
+        riders = [entry for entry in self._queue if is_carried and self._rides(entry[1])]
+        self._queue = [entry for entry in self._queue if entry not in riders]
+        failed = self._read_apart()
+        self._queue = riders + self._queue
+        return failed
+
+    def _rides(self, prefill: Prefill) -> bool:
+        return self._most > 0 and prefill.num_left > 0 and not prefill.is_apart
+
+    def ride(self) -> list[PromptPiece]:
+        """The next pieces, for the pass of a round. ``rode`` is called when the round was run."""
+        budget, waiting = self.pieces.size_beside, self._queue
+        self._queue, self._riding = [], []
+        for lane, prefill in waiting:
+            if budget <= 0 or not self._rides(prefill):
+                self._queue.append((lane, prefill))
+                continue
+            piece = prefill.piece(min(self.pieces.per_row(budget, len(prefill.rows)), self._most))
+            self._riding.append((lane, prefill, piece))
+            budget -= piece.num_tokens
+        return [piece for _, _, piece in self._riding]
+
+    def rode(self, seconds: float) -> list[tuple[int, RequestState]]:
+        """Record that the round was run, in so many seconds. Requests that are complete join their lanes. Requests that cannot
+        join are returned."""
+        riding, self._riding = self._riding, []
+        num_read = sum(piece.num_tokens for _, _, piece in riding if piece.states is not None)
+        self.pieces.was_run(seconds, num_read)
+        failed = list[tuple[int, RequestState]]()
+        for lane, prefill, piece in riding:
+            if piece.states is None:
+                self._queue.append((lane, Prefill(self._target, lane.taps, prefill.rows, is_apart=True)))
+                continue
+            try:
+                read = prefill.took(piece, piece.seconds)
+                if read is not None:
+                    lane.join(read)
+                else:
+                    self._queue.append((lane, prefill))
+            except Exception as error:
+                failed += self._part(lane, prefill, error)
+        return failed
+
+    def _read_apart(self) -> list[tuple[int, RequestState]]:
         budget = self.pieces.size_alone if len(self._queue) == 1 else self.pieces.size
         failed = list[tuple[int, RequestState]]()
         while self._queue and budget > 0:
@@ -69,8 +121,6 @@ class Arrivals:
                 if read is not None:
                     lane.join(read)
             except Exception as error:
-                if not self._isolates:
-                    raise
                 failed += self._part(lane, prefill, error)
                 budget -= before
                 continue
@@ -93,6 +143,8 @@ class Arrivals:
 
     def _part(self, lane: Lane, prefill: Prefill, error: Exception) -> list[tuple[int, RequestState]]:
         """Read each request of a failed group alone. Those that fail alone end, and are returned."""
+        if not self._isolates:
+            raise error
         if len(prefill.rows) == 1:
             prefill.rows[0][1].fail(error)
             return prefill.rows

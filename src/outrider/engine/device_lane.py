@@ -21,6 +21,7 @@ import torch
 from outrider.core.device_round import LateTexts
 from outrider.core.device_sampling import Stages, stages_for
 from outrider.core.interfaces import Plan
+from outrider.core.reading_target import PromptPiece
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.constrained import finish_round
@@ -105,9 +106,9 @@ class DeviceLane(Lane):
         self._empty([slot for slot, seat in self._seats.items() if seat.number == number])
         self._rest()
 
-    def step(self, room: int) -> RoundReport | None:
+    def step(self, room: int, pieces: Sequence[PromptPiece] = ()) -> RoundReport | None:
         """Start the next round, then report the previous one, if there was one."""
-        del room  # rounds are captured only where memory has no budget
+        del room, pieces  # rounds are captured only where memory has no budget, and read what ``reads`` has taken
         if not self.rows:
             return None
         self._arriving.begin_round()

@@ -2,7 +2,7 @@
 
 If a round fails, it is run again for each of its requests alone. This is possible because all state can be rebuilt from a
 request's own tokens, which only grow by what was emitted. A request that fails alone ends with its error. The others go on in a
-new batch, with the text that they would have had anyway.
+new batch, with the text that they would have had anyway. Prompt pieces of a failed round are read in passes of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from outrider.core.reading_target import PromptPiece
 from outrider.core.report import RoundReport
 from outrider.core.request import RequestState
 from outrider.engine.finish import report_apart
@@ -58,14 +59,14 @@ class HostLane(Lane):
     def leave(self, number: int) -> None:
         self._stay([row for row, (other, _) in enumerate(self.rows) if other != number])
 
-    def step(self, room: int) -> RoundReport | None:
+    def step(self, room: int, pieces: Sequence[PromptPiece] = ()) -> RoundReport | None:
         if self.batch is None:
             return None
         began = time.perf_counter()
         batch = self._group(self.batch)
         layout, known = time.perf_counter() - began, [row.num_output for row in batch.rows]
         try:
-            report = replace(self.engine.step(batch, room), layout_seconds=layout)
+            report = replace(self.engine.step(batch, room, pieces), layout_seconds=layout)
         except Exception as error:
             if not self.isolates:
                 raise

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from outrider.core.reading_target import PromptPiece
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.memory import BatchSize
@@ -72,6 +73,6 @@ class Lane(ABC):
         """Drop a request, if it is here."""
 
     @abstractmethod
-    def step(self, room: int) -> RoundReport | None:
+    def step(self, room: int, pieces: Sequence[PromptPiece] = ()) -> RoundReport | None:
         """Run the next round with at most ``room`` guesses per row. Returns the report of the latest round that has ended.
-        Requests that have ended leave."""
+        Requests that have ended leave. The lane that the scheduler gives ``pieces`` reads them in the same pass."""

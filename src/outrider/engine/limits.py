@@ -26,6 +26,8 @@ def plain_plan(limits: Sequence[int | None], room: int) -> Plan | None:
 
 def within(plan: Plan, limits: Sequence[int | None], room: int) -> Plan:
     """The plan, cut to each row's limit on paths and to ``room`` nodes per tree. It says which of the two limits applied."""
+    if max(*plan.max_nodes, *plan.max_depth) <= room and limits.count(None) == len(limits):
+        return plan
     most = [room if limit is None else min(limit, room) for limit in limits]
     depth = tuple(map(min, plan.max_depth, most))
     nodes = tuple(min(count, room) if length else 0 for count, length in zip(plan.max_nodes, depth, strict=True))

@@ -1,8 +1,11 @@
-"""How many prompt tokens are read between two rounds, so that a long prompt stops neither running requests nor later arrivals.
+"""How many prompt tokens are read in a round, so that a long prompt stops neither running requests nor later arrivals.
 
     seconds(n tokens) = pass + n * token                         a line through the latest pieces
     n = (rounds * seconds(round) - pass) / token                 a request becomes at most 1 + rounds times slower
     n >= pass / (2 * token)                                      where a pass alone takes as long as a round
+
+Pieces that have passes of their own and pieces that share the pass of a round are measured apart. The time of a shared piece is
+that of its round beyond the mean round without pieces.
 
 If no request runs, a new arrival waits for a piece only once, so a piece of the only prompt may take four times as long. Where
 a pass mostly waits for weights, small pieces would waste time, and the last line makes pieces longer. On a fast device a piece
@@ -23,6 +26,8 @@ _ALONE = 4
 """Factor on the time of a piece if no request runs."""
 _NEWEST = 0.3
 """Weight of the latest measurement in a running mean."""
+_LEAST = 0.02
+"""Least share of a round's time that its pieces take."""
 _FLATTEST = 0.25
 """Least share of a piece's time that is attributed to its tokens. It makes sizes grow in steps towards what was never
 measured."""
@@ -34,25 +39,37 @@ class PieceSizes:
 
     def __init__(self, slots: Slots) -> None:
         self._most, self._rounds = slots.prefill_tokens, slots.reading_rounds
-        self._round_s, self._line, self._is_alone = 0.0, _Line(), True
+        self._round_s, self._apart, self._beside, self._is_alone = 0.0, _Line(), _Line(), True
 
     @property
     def size(self) -> int:
         """Most tokens of the next piece."""
-        return self._sized(self._rounds)
+        return self._sized(self._rounds, self._apart)
 
     @property
     def size_alone(self) -> int:
         """Most tokens of the next piece of the only prompt; larger if no request runs."""
-        return self._sized(self._rounds * (_ALONE if self._is_alone else 1))
+        return self._sized(self._rounds * (_ALONE if self._is_alone else 1), self._apart)
 
-    def _sized(self, rounds: float) -> int:
+    @property
+    def size_beside(self) -> int:
+        """Most tokens of the next pieces that share the pass of a round."""
+        return self._sized(self._rounds, self._beside)
+
+    def share_of(self, num_tokens: int, num_nodes: int) -> float:
+        """The share of a round's time that goes to its pieces of so many tokens, beside so many nodes of trees."""
+        if not num_tokens or not self._beside.seconds:
+            return num_tokens / (num_tokens + num_nodes)
+        reading_s = self._beside.at(num_tokens)
+        return reading_s / (reading_s + self._round_s)
+
+    def _sized(self, rounds: float, line: _Line) -> int:
         """Tokens that can be read in the time of so many rounds."""
         if math.isinf(rounds):
             return self._most
-        if not self._line.seconds or not self._round_s:
+        if not line.seconds or not self._round_s:
             return min(self._most, _FIRST)
-        pass_s, token_s = self._line.fitted()
+        pass_s, token_s = line.fitted()
         allowed = max(rounds * self._round_s - pass_s, pass_s / 2) / token_s
         return min(self._most, max(_FEWEST, int(allowed)))
 
@@ -61,7 +78,7 @@ class PieceSizes:
         target, so it may read more."""
         if math.isinf(self._rounds):
             return None
-        return max(self.size, _FIRST * (_ALONE if num_rows == 1 else 1))
+        return max(self.size, self.size_beside, _FIRST * (_ALONE if num_rows == 1 else 1))
 
     def per_row(self, num_tokens: int, num_rows: int) -> int:
         """Most tokens of each of several rows that are read together and may read ``num_tokens`` in all. Without a time limit,
@@ -71,12 +88,14 @@ class PieceSizes:
     def was_read(self, num_tokens: int, seconds: float) -> None:
         """Record the time of a piece."""
         if num_tokens > 0:
-            self._line.add(num_tokens, seconds)
+            self._apart.add(num_tokens, seconds)
 
-    def was_run(self, seconds: float) -> None:
-        """Record the time of a round of the lanes; 0 if no request runs."""
+    def was_run(self, seconds: float, num_read: int = 0) -> None:
+        """Record the time of a round of the lanes, which read so many prompt tokens too; 0 seconds if no request runs."""
         self._is_alone = seconds <= 0
-        if not self._is_alone:
+        if num_read and self._round_s:
+            self._beside.add(num_read, max(seconds - self._round_s, _LEAST * seconds))
+        elif not self._is_alone and not num_read:
             self._round_s = _mean(self._round_s, seconds)
 
 
@@ -91,6 +110,11 @@ class _Line:
         self._squares = _mean(self._squares, num_tokens**2)
         self._products = _mean(self._products, num_tokens * seconds)
         self._tokens, self.seconds = _mean(self._tokens, num_tokens), _mean(self.seconds, seconds)
+
+    def at(self, num_tokens: int) -> float:
+        """Seconds of a piece."""
+        pass_s, token_s = self.fitted()
+        return pass_s + token_s * num_tokens
 
     def fitted(self) -> tuple[float, float]:
         """Seconds of a pass, and seconds per token in it."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.interfaces import Cache, Target
+from outrider.core.reading_target import PromptPiece
 from outrider.core.request import RequestState
 from outrider.engine.memory import BatchSize
 
@@ -42,10 +43,14 @@ class Prefill:
         taps: Sequence[int],
         rows: Sequence[tuple[int, RequestState]],
         prefix: Cache | None = None,
+        *,
+        is_apart: bool = False,
     ) -> None:
-        """``rows`` are numbers and states. ``prefix`` (for a single request) holds the first tokens of it already."""
+        """``rows`` are numbers and states. ``prefix`` (for a single request) holds the first tokens of it already. Pieces that
+        are read ``is_apart`` share no passes, since one with them has failed."""
         assert prefix is None or len(rows) == 1, "a stored beginning belongs to one request"
-        self._target, self._taps, self._cache = target, taps, prefix
+        self._target, self._taps, self._cache = target, tuple(taps), prefix
+        self.is_apart = is_apart
         self._tapped: list[Mapping[int, list[Tensor]]] = []
         self.rows: list[tuple[int, RequestState]] = []
         self._longest = self._num_tokens = 0
@@ -80,24 +85,34 @@ class Prefill:
         return read
 
     def advance(self, num_tokens: int) -> Prefilled | None:
-        """Read at most ``num_tokens`` more of every row. Returns the result when all was read."""
+        """Read at most ``num_tokens`` more of every row in a pass of their own. Returns the result when all was read."""
         wait_for(self._target.device)
-        began, states = time.perf_counter(), [state for _, state in self.rows]
+        began, piece = time.perf_counter(), self.piece(num_tokens)
+        if any(piece.rows) or not (self._tapped or self.num_left):  # prompts of one token have taps of nothing
+            piece.states = self._target.prefill(piece.rows, piece.cache, taps=piece.taps)
+        wait_for(self._target.device)
+        return self.took(piece, time.perf_counter() - began)
+
+    def piece(self, num_tokens: int) -> PromptPiece:
+        """The next tokens, at most ``num_tokens`` of every row."""
+        states = [state for _, state in self.rows]
         cache = self._cache = self._target.new_cache(len(states)) if self._cache is None else self._cache
-        pieces = [
+        rows = [
             state.read_tokens[length : self._end(state, length, num_tokens)]
             for state, length in zip(states, cache.lengths, strict=True)
         ]
-        if any(pieces) or not (self._tapped or self.num_left):  # prompts of one token have taps of nothing
-            self._tapped.append(self._target.prefill(pieces, cache, taps=self._taps))
-        done = not self.num_left
-        if done:
-            cache.truncate(cache.lengths)  # what the shorter rows held beside the longest
-        wait_for(self._target.device)
-        seconds = time.perf_counter() - began
+        return PromptPiece(rows, cache, self._taps)
+
+    def took(self, piece: PromptPiece, seconds: float) -> Prefilled | None:
+        """A piece was read, in so many seconds; what was read when that is all."""
+        self._tapped += [] if piece.states is None else [piece.states]
+        states = [state for _, state in self.rows]
         for state in states:
             state.stats.prefill_seconds += seconds
-        return Prefilled([number for number, _ in self.rows], states, cache, self._all_taps()) if done else None
+        if self.num_left:
+            return None
+        piece.cache.truncate(piece.cache.lengths)  # what the shorter rows held beside the longest
+        return Prefilled([number for number, _ in self.rows], states, piece.cache, self._all_taps())
 
     def _end(self, state: RequestState, num_read: int, num_tokens: int) -> int:
         """End of the next piece of a row. A prompt that must be read whole is one piece, and the text behind it another."""

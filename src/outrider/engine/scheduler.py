@@ -4,7 +4,8 @@
 
 Requests of one method share a *lane*; all lanes share the target, the slots and the memory. The host drives a lane's rounds
 (``host_lane.py``), or they are captured graphs (``device_lane.py``); nothing a request gets depends on that, or on who else is
-there. Prompts are read in pieces, so a long one delays the others by one piece at a time. Memory is counted before it is used
+there. Prompts are read in pieces, so a long one delays the others by one piece at a time; where the target can, a piece shares
+the pass of a round (``admission.py``). Memory is counted before it is used
 (``memory.py``): trees shrink first, then the youngest request goes back to the queue with all it has, and reads itself again
 later.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -134,14 +135,16 @@ class Scheduler:
     def round(self) -> list[RoundReport]:
         """Run one round of every lane and report each."""
         self.arrive()
-        reports, self._failed = self._failed, []
+        reports, carrier = list[RoundReport](), self._carrier
+        pieces = [] if carrier is None else self._arrivals.ride()
         for name, lane in self._lanes:
-            report = lane.step(self._room)
+            report = lane.step(self._room, pieces if lane is carrier else ())
             if report is not None:
                 reports.append(replace(report, lane=name))
                 self._forget(zip(report.ids, report.states, strict=True))
-        self._arrivals.pieces.was_run(sum(report.seconds for report in reports))
-        return reports
+        self._fail(self._arrivals.rode(sum(report.seconds for report in reports)))
+        failed, self._failed = self._failed, []
+        return failed + reports
 
     @torch.inference_mode()
     def arrive(self) -> None:
@@ -149,9 +152,7 @@ class Scheduler:
         self.last_waits = []
         self._make_room()
         self._admit()
-        failed = self._arrivals.read()
-        self._failed += [report_apart([number], [state], [state.num_output]) for number, state in failed]
-        self._forget(failed)
+        self._fail(self._arrivals.read(is_carried=self._carrier is not None))
         self._make_room()
 
     @property
@@ -204,6 +205,11 @@ class Scheduler:
     def _lanes(self) -> list[tuple[Hashable, Lane]]:
         """Lanes with their names, those of the host first."""
         return [*self._hosts.items(), *((name, lane) for name, lane in self._devices.items() if lane is not None)]
+
+    @property
+    def _carrier(self) -> HostLane | None:
+        """The lane whose next round may read pieces of prompts, since all lanes share the target; None where nobody runs."""
+        return next((lane for lane in self._hosts.values() if lane.batch is not None), None)
 
     def _host(self, name: Hashable) -> HostLane:
         if name not in self._hosts:
@@ -280,6 +286,11 @@ class Scheduler:
         job = self._jobs[number]
         if self.prefixes is not None and job.shares_prefix:
             self.prefixes.keep(job.state.read_tokens[: cache.lengths[row]], cache, row)
+
+    def _fail(self, rows: Sequence[tuple[int, RequestState]]) -> None:
+        """Requests that could not be read, or could not join, have ended."""
+        self._failed += [report_apart([number], [state], [state.num_output]) for number, state in rows]
+        self._forget(rows)
 
     def _forget(self, rows: Iterable[tuple[int, RequestState]]) -> None:
         """Forget the requests that have ended."""

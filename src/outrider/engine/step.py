@@ -17,17 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.draft import Draft
 from outrider.core.errors import RequestError
 from outrider.core.interfaces import Cache, Context, Observation, Plan, Target
 from outrider.core.method import Method
 from outrider.core.own_time import own_seconds
+from outrider.core.reading_target import PromptPiece, ReadingTarget
 from outrider.core.reason import Reason, ReasonCode
 from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState, TokenLogprob
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
+from outrider.core.scores import Scores
 from outrider.core.verdict import Verdict
 from outrider.engine.finish import take
+from outrider.engine.forced import Forced
+from outrider.engine.job import Slots
 from outrider.engine.limits import plain_plan, within
 from outrider.engine.pieces import PieceSizes
 from outrider.engine.prefill import Prefill, Prefilled, wait_for
@@ -84,7 +89,7 @@ class Engine:
         """``pieces`` limits how much of a text a drafter may read in a round; without it, there is no limit."""
         self.target = target
         self.method = method
-        self._pieces = pieces
+        self._pieces = pieces or PieceSizes(Slots())
 
     def start(self, requests: Sequence[Request], ids: Sequence[int] | None = None) -> Batch:
         """Prefill: everything but the last prompt token, which becomes the root of the first tree."""
@@ -107,52 +112,75 @@ class Engine:
         return Batch(rows, read.ids, read.cache, drafter_state, method.policy.start(len(rows)), sampler)
 
     @torch.inference_mode()
-    def step(self, batch: Batch, room: int = sys.maxsize) -> RoundReport:
+    def step(self, batch: Batch, room: int = sys.maxsize, pieces: Sequence[PromptPiece] = ()) -> RoundReport:
         """Run one round, with at most ``room`` guesses a row, and report it. Finished rows stay in the batch (see
-        ``Batch.without_finished``)."""
+        ``Batch.without_finished``). A ``ReadingTarget`` reads ``pieces`` of prompts in the same pass."""
         if not self.target.traits.has_own_threads:
-            return self._step(batch, room)
+            return self._step(batch, room, pieces)
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return self._step(batch, room)
+            return self._step(batch, room, pieces)
         finally:
             torch.set_num_threads(num_threads)
 
-    def _step(self, batch: Batch, room: int) -> RoundReport:
+    def _step(self, batch: Batch, room: int, pieces: Sequence[PromptPiece]) -> RoundReport:
         method, began = self.method, self.clock()
-        limits = [row.max_draft for row in batch.rows]
-        context, plain = self._context(batch), plain_plan(limits, room)
-        plan = plain or self._read_up(batch, context, self._plan(batch, limits, room))
+        limits, left = [row.max_draft for row in batch.rows], self._left(batch, room)
+        forced = Forced.of(batch.rows, left, method.drafter.draws)
+        context, plain = self._context(batch), plain_plan(limits, room) or forced.plan
+        plan = plain or self._read_up(batch, context, forced.without(self._plan(batch, limits, room).clipped(left)))
         planned = self._own_clock()  # a round is what a policy can compare; its own thinking comes and goes
-        draft = method.drafter.asked(batch.drafter_state, context, plan)
-        drafted = self._own_clock()
+        own_draft = method.drafter.asked(batch.drafter_state, context, plan)
+        draft, drafted = forced.put_into(own_draft, self.target.vocab_size), self._own_clock()
         taps = method.drafter.round_taps(batch.drafter_state)
-        scores = self.target.score(draft.tree, batch.cache, taps=taps, resume=draft.resume)
+        scores = self._scores(draft, batch.cache, taps, pieces)
         scored = self._own_clock()
         law = batch.sampler.law_of(scores, draft.tree, context.noise)
         verdict = verdict_of(method.rule, draft, law, context.noise, all_greedy=batch.sampler.all_greedy)
         paths = paths_of(verdict)
         batch.cache.commit(paths)
-        seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], drafted - planned, scored - drafted, plan)
-        method.drafter.observe(batch.drafter_state, seen)
-        seen = replace(seen, round_seconds=self._own_clock() - planned, padded=self.target.traits.pads)
+        own = 1 - self._reading_share(draft, pieces, scored - planned)  # so that rounds with and without prompts compare
+        seconds = drafted - planned, own * (scored - drafted)
+        seen = Observation(draft, scores, paths, [len(path) - 1 for path in paths], *seconds, plan)
+        forced.remember(batch.rows, seen)
+        method.drafter.observe(batch.drafter_state, forced.seen_by(method.drafter, own_draft, seen))
+        seen = replace(seen, round_seconds=own * (self._own_clock() - planned), padded=self.target.traits.pads)
         if plain is None:
-            method.policy.update(batch.policy_state, seen)
+            method.policy.update(batch.policy_state, forced.apart(own_draft, seen))
         return self._emit(batch, verdict, seen, began)
 
+    def _scores(self, draft: Draft, cache: Cache, taps: Sequence[int], pieces: Sequence[PromptPiece]) -> Scores:
+        if not pieces:
+            return self.target.score(draft.tree, cache, taps=taps, resume=draft.resume)
+        assert isinstance(self.target, ReadingTarget), "only some targets read prompts in the passes of rounds"
+        return self.target.score_and_read(draft.tree, cache, pieces, taps=taps, resume=draft.resume)
+
+    def _reading_share(self, draft: Draft, pieces: Sequence[PromptPiece], seconds: float) -> float:
+        """The part of a round of so many seconds that prompts took; every piece is told its own."""
+        num_tokens = sum(piece.num_tokens for piece in pieces)
+        if not num_tokens:
+            return 0.0
+        share = self._pieces.share_of(num_tokens, sum(draft.tree.sizes))
+        for piece in pieces:
+            piece.seconds = share * seconds * piece.num_tokens / num_tokens
+        return share
+
     def _plan(self, batch: Batch, limits: Sequence[int | None], room: int) -> Plan:
-        """The policy's plan, cut to what the request and the context still have room for (one token is always free)."""
-        left = [
-            max(0, min(row.params.max_tokens - row.num_output, self.target.max_len - len(row.tokens)) - 1) for row in batch.rows
-        ]
-        plan = self.method.policy.plan(batch.policy_state, len(batch.rows))
-        return within(plan, limits, room).clipped(left)
+        """The policy's plan, cut to what requests and memory allow."""
+        return within(self.method.policy.plan(batch.policy_state, len(batch.rows)), limits, room)
+
+    def _left(self, batch: Batch, room: int) -> list[int]:
+        """Guesses that each row has room for: in its answer and in the context (one token is always free), in memory, and as
+        many as its request allows."""
+        most = [room if row.max_draft is None else min(room, row.max_draft) for row in batch.rows]
+        left = (min(row.params.max_tokens - row.num_output, self.target.max_len - len(row.tokens)) - 1 for row in batch.rows)
+        return [max(0, min(pair)) for pair in zip(most, left, strict=True)]
 
     def _read_up(self, batch: Batch, context: Context, plan: Plan) -> Plan:
         """The plan without guesses for rows whose texts the drafter is still reading. The drafter reads its next piece now.
         That time counts as arrival, so the policy compares rounds without it."""
-        most = None if self._pieces is None else self._pieces.of_a_drafter(len(batch.rows))
+        most = self._pieces.of_a_drafter(len(batch.rows))
         if most is None or not any(plan.max_depth):
             return plan
         late = self.method.drafter.read_up(batch.drafter_state, context, most)

@@ -15,8 +15,8 @@ FEW_BITS = {"int8": 8, "int4": 4, ROUNDED_INPUTS: 8}
 Activations are bfloat16, or 8 bits for int4 on a CPU and for w8a8."""
 STORED = "stored"
 """Matrices as the file stores them. On a CPU activations are rounded to 8 bits for every product with a quantised matrix, as in
-llama.cpp, and to 16 bits for F16 matrices where the processor adds in 16 bits. On a GPU they are bfloat16, and so is a weight
-once it has been put together inside the product."""
+llama.cpp. For F16 matrices they are rounded to 16 bits there, where the processor adds in 16 bits. On a GPU activations are
+bfloat16, and a weight is rounded to it inside the product."""
 
 
 def computing_dtype(dtype: str | None, stored: str | None, device: torch.device) -> torch.dtype:

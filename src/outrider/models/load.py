@@ -48,10 +48,10 @@ def load_model(
 ) -> Target:
     """The model called ``name``.
 
-    ``dtype`` None or "auto" picks the fastest safe type. "int8" and "int4" round the weights and so change the model;
-    "w8a8" also rounds the inputs of every product. Quantised matrices are kept if the device has a product for them, and
-    dequantised for any other type. "stored" requires that they are kept, for a GGUF file or a quantised folder. On a CPU
-    inputs are rounded to 8 bits then; on a GPU a weight is rounded to bfloat16 in the product.
+    ``dtype`` None or "auto" picks the fastest safe type. The types "int8" and "int4" round the weights and so change the
+    model; "w8a8" also rounds the inputs of every product. Quantised matrices are kept by "auto" if the device has a product
+    for them; those of GGUF files are dequantised on a GPU. Any other type dequantises. The type "stored" requires that they
+    are kept. On a CPU inputs are rounded to 8 bits then; on a GPU a weight is rounded to bfloat16 in the product.
 
     ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
     length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires

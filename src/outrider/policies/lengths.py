@@ -45,7 +45,7 @@ def spreads_of(longest: int, num_tree_nodes: int | None) -> list[float]:
 
 def nearest_spread(plan: Plan | None, spreads: Sequence[float]) -> float:
     """The spread of a draft that was made by a plan."""
-    if plan is None or not any(plan.max_depth):
+    if len(spreads) == 1 or plan is None or not any(plan.max_depth):
         return spreads[0]
     made = max(plan.max_nodes) / max(plan.max_depth)
     return min(spreads, key=lambda spread: abs(spread - made))

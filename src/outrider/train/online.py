@@ -266,7 +266,7 @@ def online_draft(
 def online_sorted_draft(
     draft: DraftLM, target: Target, settings: OnlineSettings | None = None, *, dtype: torch.dtype, exits: Exits
 ) -> OnlineLearner:
-    """Like ``online_draft``, but for a draft model with nested exits, all of which learn."""
+    """A learning draft model with nested exits, all of which learn."""
     settings = settings or OnlineSettings()
     return OnlineLearner(SortedPupil(draft, target, settings.lesson, dtype, exits=exits), target, settings)
 

@@ -175,7 +175,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         return self.step(shape, rows, Sights(words, depths, start, paths), num_slots=max(cache.lengths) + tree.num_nodes)
 
     def step(self, shape: tuple[int, int], rows: Rows, sights: Sights, *, num_slots: int) -> Step:
-        """Like ``step_of``. ``num_slots`` bounds the rows' lengths with the tree: now or, in a graph, ever."""
+        """The data of a pass whose rows, trees included, hold at most ``num_slots``: now or, in a graph, ever."""
         return Step(shape, rows, sights, self._cuts.of(shape, num_slots))
 
     def forward(self, tokens: Tensor, step: Step, *, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:

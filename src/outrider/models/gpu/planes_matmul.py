@@ -1,7 +1,7 @@
 """Products with the matrices of GGUF files as stored (``planes.py``): numbers are put together in registers, then multiplied.
 
-A step takes the bytes of four units of 32 inputs. Codes become whole numbers, their scales and offsets floats of 32 bits, and
-a weight is rounded once to the type of the inputs, so the numbers are those of the matrix dequantised. The type of storage is
+A step takes the bytes of four units of 32 inputs. Codes become whole numbers, their scales and offsets floats of 32 bits.
+A weight is rounded once to the type of the inputs, so the numbers are those of the matrix dequantised. The type of storage is
 data: how many upper bits a code has, how many inputs share a scale, and whether there are steps and offsets. Every output is
 one sum in the same order, whatever the number of rows.
 

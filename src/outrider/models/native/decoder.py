@@ -12,7 +12,6 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from copy import copy
 from ctypes import addressof, byref, c_int32
-from dataclasses import dataclass
 from functools import partial
 from typing import final
 
@@ -20,12 +19,13 @@ import torch
 from torch import Tensor
 
 from outrider.cache.page_pool import PAGE_LEN, PagePool
-from outrider.cache.paged import PagedCache
+from outrider.cache.paged import PagedCache, as_one
 from outrider.core.draft import Resume
 from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
 from outrider.core.interfaces import Cache, Plan
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.placing_target import PlacingTarget
+from outrider.core.reading_target import PromptPiece, ReadingTarget
 from outrider.core.rng import Noise
 from outrider.core.route import Route
 from outrider.core.scores import Scores, StackedTaps
@@ -35,12 +35,14 @@ from outrider.core.tree import TokenTree
 from outrider.models.config import ModelConfig
 from outrider.models.decoder_weights import STORED_ROWS, Weights
 from outrider.models.joint import Joint
+from outrider.models.native.beside import hand_out, with_pieces
 from outrider.models.native.choices import choose, gumbel_stream
 from outrider.models.native.growing import Growing, GrownTrees
 from outrider.models.native.known import LANES
 from outrider.models.native.packed_model import PackedModel
 from outrider.models.native.structs import ChainStruct, PassStruct, ShapingStruct
 from outrider.models.native.sums import SumsOverRanks
+from outrider.models.native.wanted import Wanted
 from outrider.models.padded_heads import with_wider_heads
 from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
@@ -49,22 +51,11 @@ _CHUNK = 256
 """Most tokens of a row per prefill pass."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Wanted:
-    """The work of one call, and which results it returns."""
-
-    first: int = 0
-    last: int
-    logits: bool = False
-    hidden: Tensor | None = None
-    """[B, N, H] float32 states. Read when the pass starts above the first layer, and written when it ends."""
-    taps: Sequence[int] = ()
-    route: Route | None = None
-
-
 @final
-class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
+class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget, ReadingTarget):
     """A frozen decoder on a CPU, with as many threads as PyTorch had when it was loaded. Passes of one process take turns."""
+
+    most_read = _CHUNK
 
     traits = TargetTraits(is_invariant=True, pads=False, has_own_threads=True)
 
@@ -120,7 +111,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         def run(tree: TokenTree) -> Mapping[int, Tensor]:
             self._own(cache).reserve_each(tree.sizes)
-            return self._run(tree, cache, 0, _Wanted(last=self.num_layers, taps=taps))[1]
+            return self._run(tree, cache, 0, Wanted(last=self.num_layers, taps=taps))[1]
 
         empty = torch.zeros(0, self.config.hidden_size, dtype=self.dtype)
         return read_in_chunks(rows, cache, run, chunk_len=_CHUNK, taps=taps, empty=empty)
@@ -130,14 +121,26 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
     ) -> Scores:
         self._own(cache).reserve_each(tree.sizes)
         if resume is None:
-            logits, tapped = self._run(tree, cache, start, _Wanted(last=self.num_layers, taps=taps, logits=True))
+            logits, tapped = self._run(tree, cache, start, Wanted(last=self.num_layers, taps=taps, logits=True))
         else:
             assert start == 0, "a pass goes on from earlier layers or from earlier nodes, not from both"
             hidden = self._begun(tree, cache, resume)
-            wanted = _Wanted(first=resume.layer, last=self.num_layers, taps=taps, logits=True, hidden=hidden)
+            wanted = Wanted(first=resume.layer, last=self.num_layers, taps=taps, logits=True, hidden=hidden)
             logits, tapped = self._run(tree, cache, 0, wanted)
         assert logits is not None
         return Scores(logits, tapped)
+
+    def score_beside(self, tree: TokenTree, cache: Cache, pieces: Sequence[PromptPiece], *, taps: Sequence[int] = ()) -> Scores:
+        packed, wanted = with_pieces(tree, pieces), sorted({*taps, *(tap for piece in pieces for tap in piece.taps)})
+        num_rows, num_nodes = tree.batch_size, tree.num_nodes
+        with as_one([self._own(one) for one in (cache, *(piece.cache for piece in pieces))]) as together:
+            together.reserve_each(packed.sizes)
+            spoken = Wanted(last=self.num_layers, taps=wanted, logits=True, spoken=(num_rows, num_nodes))
+            logits, tapped = self._run(packed, together, 0, spoken)
+            together.commit([range(size if row >= num_rows else 0) for row, size in enumerate(packed.sizes)])
+        hand_out(tapped, num_rows, pieces)
+        assert logits is not None
+        return Scores(logits, {tap: tapped[tap][:num_rows, :num_nodes] for tap in taps})
 
     def exit(self, tree: TokenTree, cache: Cache, *, route: Route, start: int = 0, begun: Resume | None = None) -> Tensor:
         assert route.num_layers == self.num_layers, "a route is of one model"
@@ -145,7 +148,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         shape = (tree.batch_size, tree.num_nodes - start, self.config.hidden_size)
         hidden = torch.zeros(shape) if begun is None else begun.hidden.to(torch.float32, copy=True).contiguous()
         first = 0 if begun is None else begun.layer
-        self._run(tree, cache, start, _Wanted(first=first, last=route.depth, route=route, hidden=hidden))
+        self._run(tree, cache, start, Wanted(first=first, last=route.depth, route=route, hidden=hidden))
         return hidden
 
     def carried(self, tree: TokenTree, cache: Cache, hidden: Tensor) -> Tensor:
@@ -153,7 +156,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         embedding."""
         self._own(cache).reserve_each(tree.sizes)
         states = hidden.to(torch.float32, copy=True).contiguous()
-        self._run(tree, cache, 0, _Wanted(last=self.num_layers, hidden=states))
+        self._run(tree, cache, 0, Wanted(last=self.num_layers, hidden=states))
         return states
 
     def placed(self, positions: Sequence[int] | Tensor) -> NativeDecoder:
@@ -172,9 +175,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         """[..., V] from the last layer's output [..., H], with the final norm applied."""
         rows = hidden.float().reshape(1, -1, self.config.hidden_size).contiguous()
         tree = TokenTree.chain(torch.zeros(rows.shape[:2], dtype=torch.int64))
-        out, _ = self._run(
-            tree, None, 0, _Wanted(first=self.num_layers, last=self.num_layers, logits=True, hidden=rows.clone())
-        )
+        out, _ = self._run(tree, None, 0, Wanted(first=self.num_layers, last=self.num_layers, logits=True, hidden=rows.clone()))
         assert out is not None
         return out.view(*hidden.shape[:-1], self.vocab_size)
 
@@ -199,7 +200,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         if begun == tree.num_nodes:
             return hidden.contiguous()
         rest = torch.zeros(tree.batch_size, tree.num_nodes - begun, self.config.hidden_size)
-        self._run(tree, cache, begun, _Wanted(last=resume.layer, hidden=rest))
+        self._run(tree, cache, begun, Wanted(last=resume.layer, hidden=rest))
         return torch.cat((hidden, rest), 1)
 
     def guess(self, rows: Sequence[Sequence[int]], cache: Cache, *, plan: Plan, tempering: Tempering, noise: Noise) -> Guesses:
@@ -213,7 +214,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         chain.give_doubt(plan.doubt)
         chain.ids = None if self._ids is None else self._ids.data_ptr()
         with self.pool.lock:
-            call = self._pass(tree, cache, 0, _Wanted(last=self.num_layers), ahead=longest)
+            call = self._pass(tree, cache, 0, Wanted(last=self.num_layers), ahead=longest)
             self._chain(byref(self._model.struct), byref(call), byref(chain))
         cache.commit([range(size + max(0, depth - 1)) for size, depth in zip(tree.sizes, depths, strict=True)])
         made = list(depths)
@@ -229,7 +230,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         """Grow best-first trees below chains for which the cache has room (see ``guess_tree``)."""
         grown = GrownTrees(growing, self._guessed_size)
         with self.pool.lock:
-            call = self._pass(fed, cache, 0, _Wanted(last=self.num_layers, hidden=growing.states), ahead=grown.depth)
+            call = self._pass(fed, cache, 0, Wanted(last=self.num_layers, hidden=growing.states), ahead=grown.depth)
             self._tree(byref(self._model.struct), byref(call), byref(grown.struct))
         cache.commit([range(size) for size in fed.sizes])
         last = torch.tensor([max(0, size - 1) for size in fed.sizes])
@@ -245,13 +246,14 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
         return TokenTree.chain(torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows]), [len(row) for row in rows])
 
     def _run(
-        self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted
+        self, tree: TokenTree, cache: Cache | None, start: int, wanted: Wanted
     ) -> tuple[Tensor | None, Mapping[int, Tensor]]:
         """Run nodes ``start``.. through layers ``first`` to ``last``. Returns logits [B, N, V] if wanted, and the taps [B, N,
         H]."""
         batch_size, num_nodes = tree.batch_size, tree.num_nodes - start
         new = torch.zeros if tree.is_ragged else torch.empty  # what is padding is not computed
-        logits = new(batch_size, num_nodes, self.vocab_size) if wanted.logits else None
+        spoken = wanted.spoken if wanted.spoken[0] else (batch_size, num_nodes)
+        logits = new(*spoken, self.vocab_size) if wanted.logits else None
         taps = [tap for tap in wanted.taps if tap >= wanted.first]
         tapped = new(len(taps), batch_size, num_nodes, self.config.hidden_size) if taps else None
         with self.pool.lock:
@@ -259,6 +261,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
             if tapped is not None:
                 call.give_taps(taps, tapped)
             call.logits = None if logits is None else logits.data_ptr()
+            call.num_spoken, call.spoken_nodes = wanted.spoken
             self._call(byref(self._model.struct), byref(call))
         if self._sums is not None:
             self._sums.check()
@@ -266,7 +269,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget):
             logits = logits.to(self._logit_type).float()
         return logits, {} if tapped is None else StackedTaps(taps, tapped, self.dtype)
 
-    def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: _Wanted, *, ahead: int = 0) -> PassStruct:
+    def _pass(self, tree: TokenTree, cache: Cache | None, start: int, wanted: Wanted, *, ahead: int = 0) -> PassStruct:
         """The description of one call, on a cache with room for the pass and for ``ahead`` more tokens."""
         lengths = [0] * tree.batch_size if cache is None else cache.lengths
         for table in self._tables:

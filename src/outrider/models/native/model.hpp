@@ -57,11 +57,12 @@ struct Pass {
     const int32_t* tap_layers;
     float* taps;             // [num_taps][batch][nodes - start][hidden]
     float* hidden;           // [batch][nodes - start][hidden] or null: in when first_layer > 0, without an embedding or where states are continued, out when not null
-    float* logits;           // [batch][nodes - start][vocab] or null
+    float* logits;           // [batch][nodes - start][vocab] or null; [num_spoken][spoken_nodes][vocab] where only the first rows speak
     int32_t last_only;       // logits [batch][vocab] of each row's last node only
     int32_t num_pages;
     void (*sum)(float* values, int64_t count);  // over the ranks of a divided model, in place; null where the model is whole
     const int32_t* pages;    // [batch][columns]: slot s of a row lies in its page s / page_len
     int32_t columns;
+    int32_t num_spoken, spoken_nodes;  // rows of the batch whose logits are wanted, the others being prompts that are read; 0: all
 };
 }

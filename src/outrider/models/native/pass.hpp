@@ -82,6 +82,11 @@ template <class T> class Runner : public PassAttention<T> {
         for (int i = 0; i < p.num_taps; i++)
             if (p.tap_layers[i] == layer) copy_out(p.taps + size_t(i) * size);
     }
+    // Where the logits of a row go
+    size_t place_of(const Row& row) const {
+        if (p.last_only) return size_t(row.batch);
+        return p.num_spoken ? size_t(row.batch) * p.spoken_nodes + (row.node - p.start) : size_t(row.out);
+    }
     void work(int thread) {
         int phase = 0;
         embed(phase);
@@ -104,7 +109,7 @@ template <class T> class Runner : public PassAttention<T> {
             product(phase, {m.head, then, b.last, int(speaking.size())}, [&](int row, int from, int count) {
                 return [=, this](int r, const float* found) {
                     const Row& of = rows[speaking[row + r]];
-                    float* to = p.logits + size_t(p.last_only ? of.batch : of.out) * m.vocab + from;
+                    float* to = p.logits + place_of(of) * m.vocab + from;
                     for (int j = 0; j < count; j++) to[j] = m.logit_scale * found[j];
                     if (m.final_cap > 0)
                         for (int j = 0; j < count; j++) to[j] = m.final_cap * std::tanh(to[j] / m.final_cap);

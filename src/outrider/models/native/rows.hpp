@@ -31,7 +31,8 @@ class RowList {
                 std::reverse(row.ancestors.begin(), row.ancestors.end());
                 row.position = p.lengths[batch] + int(row.ancestors.size()) - 1;
                 rows.push_back(std::move(row));
-                if (!p.last_only || node == p.sizes[batch] - 1) speaking.push_back(int(rows.size()) - 1);
+                const bool is_read = p.num_spoken && batch >= p.num_spoken;
+                if (!is_read && (!p.last_only || node == p.sizes[batch] - 1)) speaking.push_back(int(rows.size()) - 1);
                 if (tiles.empty() || rows[tiles.back().first].batch != batch || tiles.back().second - tiles.back().first == together)
                     tiles.emplace_back(int(rows.size()) - 1, int(rows.size()));
                 else tiles.back().second++;

@@ -89,7 +89,7 @@ class PassStruct(Structure):
         ("num_pages", c_int32),
         ("sum", c_void_p),
         ("pages", c_void_p),
-        ("columns", c_int32),
+        *((name, c_int32) for name in ("columns", "num_spoken", "spoken_nodes")),
     ]
 
     def give_tree(self, tree: TokenTree, lengths: Sequence[int]) -> None:

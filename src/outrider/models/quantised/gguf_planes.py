@@ -1,6 +1,6 @@
 """GGUF files on a GPU: each matrix as stored, its blocks taken apart into the planes of ``models/planes.py``.
 
-No number changes: the scales and codes of a block are those of the file, so what a product reads is what ``gguf/quants.py``
+No number changes: the scales and codes of a block are those of the file. A product multiplies what ``gguf/quants.py``
 dequantises, rounded to the type of the activations. Where the codes of a type lie in its blocks is data (``LAYOUTS``).
 """
 
