@@ -105,6 +105,31 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return torch.cat([_nibbles(q).flatten(1), pairs.sum(2).to(torch.uint8).flatten(1), s.view(torch.uint8), *_halves(d)], 1)
 
 
+_LEVELS = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float64)
+
+
+def _nearest_level(numbers: Tensor) -> Tensor:
+    """The codes of the levels that are nearest."""
+    return (numbers.nan_to_num()[..., None] - _LEVELS).abs().argmin(-1).to(torch.uint8)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    scale = (blocks.abs().amax(1, keepdim=True) / -127).half().double()
+    return torch.cat([*_halves(scale), _nibbles(_nearest_level(blocks / scale))], 1)
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    groups = blocks.view(-1, 8, 32)
+    scale = groups.abs().amax(-1) / -127
+    d = (scale.abs().amax(1, keepdim=True) / 32).half().double()
+    s = (scale / d).nan_to_num().round().clamp(-32, 31)
+    q = _nearest_level(groups / (d * s)[..., None])
+    raised = (s + 32).to(torch.uint8)
+    low, upper = raised & 15, raised.int() >> 4
+    high = (upper << 2 * torch.arange(8)).sum(1, keepdim=True).to(torch.int16).view(torch.uint8)
+    return torch.cat([*_halves(d), high, low[:, ::2] | low[:, 1::2] << 4, _nibbles(q).flatten(1)], 1)
+
+
 _WRITERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_0": _plain(4),
@@ -114,6 +139,8 @@ _WRITERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": _k_with_offsets(4),
     "Q5_K": _k_with_offsets(5),
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 
 

@@ -80,7 +80,7 @@ def model_file(folder: Path, kinds: dict[str, str], arch: str = "qwen2") -> Path
 
     Qwen2 has biases and a tied head. Llama has neither, and rows of q and k in llama.cpp's rotary order."""
     torch.manual_seed(0)
-    shape = LARGE if any(kind.endswith("K") for kind in kinds.values()) else SMALL
+    shape = LARGE if any(WIDTHS.get(kind) == 256 for kind in kinds.values()) else SMALL
     shapes = shape.matrices
 
     def matrix(stem: str, shape: tuple[int, int]) -> Any:

@@ -15,7 +15,7 @@ STORED_ROWS = torch.int64
 """Type of a table of rows, which stands for a matrix kept as its file stores it (``gguf/stored.py``,
 ``quantised/stored.py``)."""
 
-HELD = 16
+HELD = 18
 """Row type of matrices that stay where their owner holds them (``native/held.py``). Lower numbers are those of
 ``quantised/stored.py``."""
 

@@ -32,9 +32,9 @@ from outrider.models.weights import TensorSource
 
 SPAN = 32
 """Inputs that are rounded together."""
-STORED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+STORED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """Types that stay, in the order in which ``native/stored_types.hpp`` numbers them, from 1."""
-FLOATS = {"F16": 12, "BF16": 13}
+FLOATS = {"F16": 14, "BF16": 15}
 """Floats of 16 bits, and their numbers there. Scores are those of float32, but for F16 on processors that add in 16 bits."""
 KEPT = (*STORED, *FLOATS)
 """Types that a CPU keeps."""

@@ -1,6 +1,10 @@
 // Attention of nodes over their own past: the committed slots of their row, then their ancestors' slots, themselves last.
 // No mask exists. Keys are taken in order of position, so the additions are those of plain decoding whatever the tree. Nodes of one
 // tree see much the same keys and values, which are read once for all of their queries.
+//
+// A past is taken KEYS_AT_ONCE keys at a time, counted from its first: these are scored, weighed against the largest score so far, and
+// their values blended. Where a larger score comes, what was found before is made smaller. So scores, keys and values stay in a near cache
+// however long the past is, and where the pieces end depends on nothing but a node's own past.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,7 +14,8 @@
 
 constexpr int MAX_TOGETHER = 4;   // queries that share one reading of the values
 constexpr int MOST_LOOKING = 64;  // queries of a piece of work, at most
-constexpr int MOST_NEAR = 1 << 18;  // bytes of values that are brought near while keys are scored: a second-level cache holds them
+constexpr int KEYS_AT_ONCE = 512;  // their values are brought near while they are scored: a second-level cache holds them
+constexpr int VALUES_AT_ONCE = 64;  // for all queries: a first-level cache holds them
 
 // Keys or values of one row and head, page by page.
 template <class T> struct Slots {
@@ -54,48 +59,65 @@ template <int Q, class T> static void rest_of_dots(const float* const* queries, 
         else rest_of_dots<Q - 1>(queries, keys, dim, count, found);
     }
 }
-// scores[n][i] = scale * query_n . key_i for keys [from, to), sixteen at a time; past the end the last key again
+// scores[n][i - first] = scale * query_n . key_i for keys [from, to), sixteen at a time; past the end the last key again
 template <class T>
-static void score_keys(const Past<T>& past, int from, int to, const float* const* queries, int count, float scale, float* scores, int stride) {
-    const bool is_short = past.size() <= MOST_NEAR / int(past.dim * sizeof(T));
+static void score_keys(const Past<T>& past, int first, int from, int to, const float* const* queries, int count, float scale, float* scores, int stride) {
     for (int i = from; i < to; i += LANES) {
         const T* keys[LANES];
         for (int j = 0; j < LANES; j++) keys[j] = past.keys.at(past.slot(std::min(i + j, to - 1)));
-        if (is_short) past.bring(i, to);
+        past.bring(i, to);
+        const auto put = [&](int n, V found) { store(scores + size_t(n) * stride + i - first, scale * found); };
+        if constexpr (LEAST_ACROSS > 0)
+            if (count >= LEAST_ACROSS && past.dim <= MOST_ACROSS) {
+                dots_across(queries, count, keys, past.dim, put);
+                continue;
+            }
         V found[QUERIES_AT_ONCE];
         int n = 0;
         for (; n + QUERIES_AT_ONCE <= count; n += QUERIES_AT_ONCE) {
             dots<QUERIES_AT_ONCE>(queries + n, keys, past.dim, found);
-            for (int q = 0; q < QUERIES_AT_ONCE; q++) store(scores + size_t(n + q) * stride + i, scale * found[q]);
+            for (int q = 0; q < QUERIES_AT_ONCE; q++) put(n + q, found[q]);
         }
         rest_of_dots<QUERIES_AT_ONCE - 1>(queries + n, keys, past.dim, count - n, found);
-        for (int q = 0; n + q < count; q++) store(scores + size_t(n + q) * stride + i, scale * found[q]);
+        for (int q = 0; n + q < count; q++) put(n + q, found[q]);
     }
 }
 
-// scores -> e^(score - max), zero from `size` on to the next multiple of 16; returns their sum, the sink among them
-static float soften(float* scores, int size, float cap, float sink) {
-    const int padded = (size + LANES - 1) / LANES * LANES;
-    for (int i = size; i < padded; i++) scores[i] = -INFINITY;
-    V most = splat(-INFINITY);
-    for (int i = 0; i < padded; i += LANES) {
-        V s = load(scores + i);
-        if (cap > 0) s = select(s > splat(-INFINITY), cap * tanh(s / cap), s);
-        store(scores + i, s);
-        most = max(most, s);
+// What a query found so far: its largest score, and the sum of all weights
+struct Softened {
+    float most, total;
+    explicit Softened(float sink) : most(sink), total(sink > -INFINITY ? 1.0f : 0.0f) {}
+    // scores -> e^(score - most), zero from `size` on to the next multiple of 16; `out` is what was blended before
+    void add(float* scores, int size, float cap, float* out, int dim) {
+        const int padded = up(size, LANES);
+        for (int i = size; i < padded; i++) scores[i] = -INFINITY;
+        V highest = splat(-INFINITY);
+        for (int i = 0; i < padded; i += LANES) {
+            V s = load(scores + i);
+            if (cap > 0) s = select(s > splat(-INFINITY), cap * tanh(s / cap), s), store(scores + i, s);
+            highest = max(highest, s);
+        }
+        raise(largest(highest), out, dim);
+        const V top = splat(most);
+        V sum_of = {};
+        for (int i = 0; i < padded; i += LANES) {
+            const V weight = exp(load(scores + i) - top);
+            store(scores + i, weight);
+            sum_of += weight;
+        }
+        total += sum(sum_of);
     }
-    const float highest = std::max(largest(most), sink);
-    const V top = splat(highest);
-    V total = {};
-    for (int i = 0; i < padded; i += LANES) {
-        V weight = exp(load(scores + i) - top);
-        store(scores + i, weight);
-        total += weight;
-    }
-    return sum(total) + std::exp(sink - highest);
-}
 
-// out[n] += sum of weights[n][i] value_i over keys [from, to), for N queries, 16 * C dimensions at a time
+  private:
+    void raise(float score, float* out, int dim) {
+        if (score <= most) return;
+        const float smaller = std::exp(most - score);
+        most = score, total *= smaller;
+        for (int i = 0; i < dim; i += LANES) store(out + i, load(out + i) * smaller);
+    }
+};
+
+// out[n] += sum of weights[n][i - from] value_i over keys [from, to), for N queries, 16 * C dimensions at a time
 template <class T, int N, int C>
 static void blend(const Past<T>& past, int from, int to, const float* weights, int stride, int first, float* out) {
     V acc[N][C];
@@ -108,7 +130,7 @@ static void blend(const Past<T>& past, int from, int to, const float* weights, i
             V parts[C];
             for (int c = 0; c < C; c++) parts[c] = load(value + c * LANES);
             for (int n = 0; n < N; n++)
-                for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(n) * stride + j] * parts[c];
+                for (int c = 0; c < C; c++) acc[n][c] += weights[size_t(n) * stride + j - from] * parts[c];
         }
     }
     for (int n = 0; n < N; n++)
@@ -125,7 +147,7 @@ template <class T, int N> static void blend_some(const Past<T>& past, int from, 
 template <int N> static void blend_panels(const Past<float>& past, int from, int to, const float* weights, int stride, float* out) {
     static thread_local Memory<float> nowhere;
     float* const unseen = N < 4 ? nowhere.grow(size_t(past.seen)) : nullptr;
-    const auto row = [&](int n, int i) { return weights + size_t(std::min(n, N - 1)) * stride + i; };
+    const auto row = [&](int n, int i) { return weights + size_t(std::min(n, N - 1)) * stride + i - from; };
     const auto place = [&](int n, int d) { return (n < N ? out + size_t(n) * past.seen : unseen) + d; };
     for (int i = from, end = 0; i < to; i = end) {
         end = past.run(i, to);
@@ -133,7 +155,7 @@ template <int N> static void blend_panels(const Past<float>& past, int from, int
         for (int d = 0; whole && d < past.seen; d += LANES)
             multiply_panel({row(0, i), row(1, i), row(2, i), row(3, i)}, past.value(i) + d, past.dim, whole,
                            {place(0, d), place(1, d), place(2, d), place(3, d)}, {reinterpret_cast<const char*>(past.value(i) + d + 24 * past.dim), int(past.dim * sizeof(float))});
-        if (i + whole < end) blend_some<float, N>(past, i + whole, end, weights, stride, out);
+        if (i + whole < end) blend_some<float, N>(past, i + whole, end, weights + i + whole - from, stride, out);
     }
 }
 template <class T, int N> static void blend_rows(const Past<T>& past, int from, int to, const float* weights, int stride, float* out) {
@@ -174,22 +196,38 @@ template <class T> struct Looking {
         return one.committed - one.begin + same;
     }
 };
-// out: [rows][heads][seen]. `space` holds rows * heads * stride floats; a stride is at least sixteen more than the longest past.
+static inline std::vector<Softened>& softened() {
+    static thread_local std::vector<Softened> memory;
+    return memory;
+}
+constexpr int SCORE_STRIDE = KEYS_AT_ONCE + LANES;
+// out: [rows][heads][seen]. `space` holds rows * heads * stride floats; a stride is at least sixteen more than the longest past, or SCORE_STRIDE.
 template <class T> static void attend(const Looking<T>& looking, float scale, float cap, float* space, int stride, float* out) {
     const int heads = looking.heads, count = looking.rows * heads, dim = looking.pasts[0].seen, shared = looking.shared();
-    const auto own = [&](auto work) {
-        for (int r = 0; r < looking.rows; r++) work(looking.pasts[r], r * heads, space + size_t(r) * heads * stride);
-    };
-    score_keys(looking.pasts[0], 0, shared, looking.queries, count, scale, space, stride);
-    own([&](const Past<T>& past, int n, float* scores) { score_keys(past, shared, past.size(), looking.queries + n, heads, scale, scores, stride); });
-    float totals[MOST_LOOKING];
+    std::vector<Softened>& found = softened();
+    int longest = 0;
+    found.clear();
     for (int n = 0; n < count; n++) {
-        const float sink = looking.sinks ? looking.sinks[n % heads] : -INFINITY;
-        totals[n] = soften(space + size_t(n) * stride, looking.pasts[n / heads].size(), cap, sink);
+        found.emplace_back(looking.sinks ? looking.sinks[n % heads] : -INFINITY);
+        longest = std::max(longest, looking.pasts[n / heads].size());
     }
     std::fill(out, out + size_t(count) * dim, 0.0f);
-    blend_all(looking.pasts[0], 0, shared, count, space, stride, out);
-    own([&](const Past<T>& past, int n, float* weights) { blend_all(past, shared, past.size(), heads, weights, stride, out + size_t(n) * dim); });
+    for (int first = 0; first < longest; first += KEYS_AT_ONCE) {
+        const int common = std::clamp(shared, first, first + KEYS_AT_ONCE);
+        const auto own = [&](auto work) {
+            for (int r = 0; r < looking.rows; r++) work(looking.pasts[r], r * heads, std::min(looking.pasts[r].size(), first + KEYS_AT_ONCE));
+        };
+        score_keys(looking.pasts[0], first, first, common, looking.queries, count, scale, space, stride);
+        own([&](const Past<T>& past, int n, int end) {
+            score_keys(past, first, common, end, looking.queries + n, heads, scale, space + size_t(n) * stride, stride);
+            for (int h = n; h < n + heads && end > first; h++) found[h].add(space + size_t(h) * stride, end - first, cap, out + size_t(h) * dim, dim);
+        });
+        for (int i = first; i < common; i += VALUES_AT_ONCE)
+            blend_all(looking.pasts[0], i, std::min(i + VALUES_AT_ONCE, common), count, space + i - first, stride, out);
+        own([&](const Past<T>& past, int n, int end) {
+            if (end > common) blend_all(past, common, end, heads, space + size_t(n) * stride + common - first, stride, out + size_t(n) * dim);
+        });
+    }
     for (int n = 0; n < count; n++)
-        for (int i = n * dim; i < (n + 1) * dim; i += LANES) store(out + i, load(out + i) / totals[n]);
+        for (int i = n * dim; i < (n + 1) * dim; i += LANES) store(out + i, load(out + i) / found[n].total);
 }

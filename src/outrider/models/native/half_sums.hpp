@@ -24,6 +24,10 @@ static inline void round_span(const float* x, HalfSpan& to) {
     to.put(load(x) * power_of_two(-exponent), load(x + LANES) * power_of_two(-exponent), power_of_two(exponent));
 }
 
+static inline void round_spans(const float* x, int count, HalfSpan* to, int apart) {
+    for (int k = 0; k < count; k++) round_span(x + k * SPAN, to[size_t(k) * apart]);
+}
+
 struct HalfSums;  // the weights of such a product
 template <> struct Blocks<HalfSums> : Blocks<half> {
     static Blocks of(const Matrix& w, int first) { return {Blocks<half>::of(w, first)}; }

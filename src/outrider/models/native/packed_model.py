@@ -18,9 +18,9 @@ from outrider.models.packed import pack
 _BLOCK = 16
 _LINE = 64
 _LARGE_PAGE = 1 << 21
-_SIXTEEN = (12, 13)
+_SIXTEEN = (14, 15)
 """Types of 16 bits in a table of rows (``quantised/stored.py``)."""
-_HALF = 12
+_HALF = 14
 _CODES, _HALVES = 1, 2
 """Flags in ``model.hpp`` for stored matrices: some are quantised, some are F16."""
 _PACKED = 2

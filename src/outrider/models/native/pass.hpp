@@ -48,7 +48,7 @@ template <class T> class Runner : public PassAttention<T> {
         b.spaces.resize(pool.size());
         b.queries.grow(has_tile_attention() ? rows.size() * m.heads * m.head_dim : 0);
         if (has_tile_attention()) tile_look.prepare(*this);
-        score_stride = up(list.longest + p.nodes, LANES) + LANES;
+        score_stride = std::min(up(list.longest + p.nodes, LANES) + LANES, SCORE_STRIDE);
         on_all(PHASES * (p.last_layer - p.first_layer + 2), [this](int thread) { work(thread); });
     }
 

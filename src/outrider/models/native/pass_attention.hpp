@@ -151,21 +151,21 @@ template <class T> class PassAttention : public PassMlp<T> {
         const LayerWeights& w = m.layer[index];
         const int dim = m.head_dim, group = m.heads / m.kv_heads;
         if (has_tile_attention()) return tile_look.look(*this, phase, index);
-        const int most = list.most_rows * group;
+        const int most = list.most_of_band * group;
         std::vector<const float*> queries;
         auto& space = b.spaces[thread];
         grow(space, size_t(most) * (score_stride + dim));
         float* seen = space.data() + size_t(most) * score_stride;
-        share(phase, int(list.tiles.size()) * m.kv_heads, [&](int piece) {
-            const auto [first, last] = list.tiles[piece / m.kv_heads];
+        share(phase, int(list.bands.size()) * m.kv_heads, [&](int piece) {
+            const auto [first, last] = list.bands[piece / m.kv_heads];
             const int head = piece % m.kv_heads;
-            Past<T> pasts[16];
+            Past<T> pasts[MOST_LOOKING];
             queries.resize(size_t(last - first) * group);
             for (int r = first; r < last; r++) {
                 pasts[r - first] = past_of(w, index, rows[r], head);
                 for (int i = 0; i < group; i++) queries[(r - first) * group + i] = heads_of(head, r) + i * dim;
             }
-            for (int h = 0; h < group; h += MOST_LOOKING) {  // a tile has several rows only where these are all heads
+            for (int h = 0; h < group; h += MOST_LOOKING) {  // a band has several rows only where these are all heads
                 const int heads = std::min(MOST_LOOKING, group - h);
                 const float* sinks = w.sinks ? w.sinks + head * group + h : nullptr;
                 attend<T>({pasts, queries.data() + h, last - first, heads, sinks}, m.query_scale, m.attention_cap, space.data(), score_stride, seen + size_t(h) * dim);

@@ -17,8 +17,9 @@ class RowList {
     std::vector<int> speaking;               // rows whose logits are wanted
     std::vector<std::pair<int, int>> tiles;  // rows of one tree whose queries are looked at together
     std::vector<std::pair<int, int>> spans;  // tiles of one tree that are a piece of work
+    std::vector<std::pair<int, int>> bands;  // as tiles, of more queries: vectors read keys once for all of them
     int longest = 0;                         // past
-    int most_rows = 1;                       // of a tile
+    int most_rows = 1, most_of_band = 1;     // of a tile, of a band
 
     RowList(const Model& m, const Pass& p, int num_threads) {
         const int per_row = p.nodes - p.start, together = std::max(1, 16 / (m.heads / m.kv_heads));
@@ -38,6 +39,14 @@ class RowList {
                 else tiles.back().second++;
                 most_rows = std::max(most_rows, tiles.back().second - tiles.back().first);
             }
+        }
+        // A band has 64 queries, or fewer so that each thread has two pieces; what a row finds does not depend on it
+        const int group = m.heads / m.kv_heads, num_queries = int(rows.size()) * m.heads;
+        const int band = std::max(1, (num_threads == 1 ? 64 : std::clamp(num_queries / (2 * num_threads), 16, 64)) / group);
+        for (int row = 0; row < int(rows.size()); row++) {
+            if (bands.empty() || rows[bands.back().first].batch != rows[row].batch || row - bands.back().first == band) bands.emplace_back(row, row + 1);
+            else bands.back().second++;
+            most_of_band = std::max(most_of_band, bands.back().second - bands.back().first);
         }
         // A head's tiles stay together unless there are too few pieces for the threads.
         const int num_parts = up(4 * num_threads, m.kv_heads * p.batch) / (m.kv_heads * p.batch);

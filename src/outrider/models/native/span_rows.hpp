@@ -11,14 +11,14 @@ template <class S, int P> struct Spans {
     Spans from(int row) const { return {spans + size_t(row / P) * P * num_spans + row % P, num_spans}; }
     const S* at(int k) const { return spans + size_t(k) * P; }  // of the first row
 };
-// round_span(32 floats, S&) fills a span
+// round_spans(floats, number of spans, first span, from a span to the next) fills spans
 template <class S, int P> class SpanRows {
   public:
     void reshape(int rows, int width) { num_spans = up(width, SPAN) / SPAN, spans.grow(size_t(up(rows, P)) * num_spans); }
     Spans<S, P> group(int first) const { return Spans<S, P>{spans.data(), num_spans}.from(first); }
     // What lies behind `width` inputs up to a multiple of 32 is zero
     void round(int row, const float* x, int width) {
-        for (int k = 0; k < up(width, SPAN) / SPAN; k++) round_span(x + k * SPAN, span(row, k));
+        round_spans(x, up(width, SPAN) / SPAN, &span(row, 0), P);
     }
     S& span(int row, int k) const { return spans.data()[(size_t(row / P) * num_spans + k) * P + row % P]; }
 

@@ -25,11 +25,23 @@ static inline float short_scale(float scale) {  // no smaller, with 22 bits: thr
     memcpy(&scale, &bits, 4);
     return scale;
 }
-static inline void round_span(const float* x, InputSpan& to) {
-    const float scale = short_scale(largest_of_span(x) / 127.0f);
-    const float inverse = scale > 1e-37f ? 1.0f / scale : 0.0f;  // all but zero counts as zero
-    const int32_t first = round_to_bytes(load(x) * inverse, to.numbers), second = round_to_bytes(load(x + LANES) * inverse, to.numbers + LANES);
-    to.put(scale, first, second);
+// Sixteen spans' scales first, so that none waits for the divisions of the one before
+static inline void round_spans(const float* x, int count, InputSpan* to, int apart) {
+    float scales[LANES], inverses[LANES];
+    for (int k = 0; k < count; k += LANES, x += LANES * SPAN) {
+        const int some = std::min(LANES, count - k);
+        for (int i = 0; i < some; i++) scales[i] = largest_of_span(x + i * SPAN);
+        for (int i = 0; i < some; i++) {
+            scales[i] = short_scale(scales[i] / 127.0f);
+            inverses[i] = scales[i] > 1e-37f ? 1.0f / scales[i] : 0.0f;  // all but zero counts as zero
+        }
+        for (int i = 0; i < some; i++) {
+            InputSpan& span = to[size_t(k + i) * apart];
+            const float* from = x + i * SPAN;
+            const int32_t first = round_to_bytes(load(from) * inverses[i], span.numbers);
+            span.put(scales[i], first, round_to_bytes(load(from + LANES) * inverses[i], span.numbers + LANES));
+        }
+    }
 }
 
 // R rows times N strips, the first of which is `first`; what units [begin, end) add to what was found before them
@@ -45,10 +57,7 @@ static void multiply_stored(Rounded x, const W* w, int units, int first, int beg
     const char* later = reinterpret_cast<const char*>(w + units) + size_t(strip / N) * units * SHARE;
     for (int unit = begin; unit < end; unit++) {
         for (int line = 0; line < SHARE; line += 64) __builtin_prefetch(later + size_t(unit) * SHARE + line, 0, 3);
-        for (int span = 0; span < W::SPANS; span++, at += PANEL_ROWS)
-            [&]<int... i>(std::integer_sequence<int, i...>) {
-                (add_strip<R>(at, w[size_t(i / STRIPS) * units + unit], strip + i % STRIPS, span, &acc[0][i], N), ...);
-            }(std::make_integer_sequence<int, N>());
+        for (int span = 0; span < W::SPANS; span++, at += PANEL_ROWS) add_strips<R, N>(at, w + unit, size_t(units), strip, span, acc);
     }
     for (int r = 0; r < R; r++)
         for (int i = 0; i < N; i++) {
@@ -67,9 +76,53 @@ template <int R, class W> static void multiply_stored_rows(Rounded x, const W* w
             for (; strip < count * STRIPS; strip += STRIPS) multiply_stored<R, STRIPS>(x, w, units, strip, begin, end, found, wide);
     }
 }
+// R rows or fewer times N blocks that were written out, for `spans` spans
+template <int R, int N, class W>
+static void multiply_written(int rows, const InputSpan* x, const SpreadSpan<W>* w, int spans, bool begins, float* found, int wide, const char* later) {
+    constexpr int SHARE = int(sizeof(W)) * N / W::SPANS;  // of what is written out next, brought near meanwhile
+    Part acc[R][N];
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) acc[r][n] = begins || r >= rows ? Part{} : part(found + size_t(r) * wide + n * STRIP);
+    for (int span = 0; span < spans; span++, x += PANEL_ROWS) {
+        for (int line = 0; later && line < SHARE; line += 64) __builtin_prefetch(later + size_t(span) * SHARE + line, 0, 2);
+        add_spread<R, N>(x, w + span, size_t(spans), acc);
+    }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N && r < rows; n++) {
+            const Part one = acc[r][n];
+            memcpy(found + size_t(r) * wide + n * STRIP, &one, sizeof one);
+        }
+}
+// Any number of rows times N blocks, units [begin, end): the weights are written out once for all
+template <int N, class W>
+static void multiply_spread(int rows, Rounded x, const W* w, int units, int begin, int end, float* found, int wide) {
+    static thread_local Memory<SpreadSpan<W>> memory;
+    const int spans = (end - begin) * W::SPANS;
+    SpreadSpan<W>* written = memory.grow(size_t(spans) * N);
+    for (int n = 0; n < N; n++)
+        for (int unit = begin; unit < end; unit++)
+            for (int span = 0; span < W::SPANS; span++) written[(n * (end - begin) + unit - begin) * W::SPANS + span].put(w[size_t(n) * units + unit], span);
+    for (int row = 0; row < rows; row += WHOLE_ROWS) {
+        const char* later = row ? nullptr : reinterpret_cast<const char*>(w + size_t(N) * units + begin);
+        const InputSpan* at = x.from(row).at(begin * W::SPANS);
+        const auto multiply = [&]<int R>() { multiply_written<R, N, W>(rows - row, at, written, spans, begin == 0, found + size_t(row) * wide, wide, later); };
+        rows - row <= WHOLE_ROWS - 2 ? multiply.template operator()<std::max(1, WHOLE_ROWS - 2)>() : multiply.template operator()<WHOLE_ROWS>();
+    }
+}
+template <class W> static void multiply_spread_rows(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
+    constexpr int AT_ONCE = 256 / W::WIDTH;  // so many inputs of a few rows and of two blocks, a byte each, fill half of the first-level cache
+    for (int begin = 0; begin < units; begin += AT_ONCE)
+        for (int b = 0; b < count; b += 2) {
+            const int end = std::min(units, begin + AT_ONCE);
+            if (b + 1 < count) multiply_spread<2>(rows, x, w + size_t(b) * units, units, begin, end, found + b * BLOCK, wide);
+            else multiply_spread<1>(rows, x, w + size_t(b) * units, units, begin, end, found + b * BLOCK, wide);
+        }
+}
 // At most R rows of a panel: all of R where one is missing (what is found for it is not used), or half of them, then the rest
 template <int R, class W> static void multiply_stored_up_to(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
-    if constexpr (R > 1)
+    if constexpr (R > 1 && SPREADS) {
+        if (rows < R) return multiply_stored_up_to<R - 1>(rows, x, w, count, units, found, wide);
+    } else if constexpr (R > 1)
         if (rows < R && (R < 4 || rows < R - 1)) {
             multiply_stored_up_to<R / 2>(std::min(rows, R / 2), x, w, count, units, found, wide);
             if (rows > R / 2) multiply_stored_up_to<R / 2>(rows - R / 2, {x.spans + R / 2, x.num_spans}, w, count, units, found + size_t(R / 2) * wide, wide);
@@ -89,6 +142,8 @@ template <class W> constexpr bool is_stored = std::is_same_v<W, AnyStored>;
 
 // All rows times `count` blocks of a type
 template <class W> static void multiply_blocks_of(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
+    if constexpr (SPREADS && PANEL_ROWS == WHOLE_ROWS)
+        if (rows > 3 * WHOLE_ROWS) return multiply_spread_rows(rows, x, w, count, units, found, wide);
     if (rows < LEAST_TILE_ROWS) {
         for (int row = 0; row < rows; row += WHOLE_ROWS)
             multiply_stored_up_to<WHOLE_ROWS>(std::min(rows - row, WHOLE_ROWS), x.from(row), w, count, units, found + size_t(row) * wide, wide);
@@ -96,7 +151,7 @@ template <class W> static void multiply_blocks_of(int rows, Rounded x, const W* 
     }
     shape_whole_tiles(rows);
     for (int b = 0; b < count; b++, w += units) {
-        const uint8_t* numbers = spread(w, units);
+        const uint8_t* numbers = spread_block(w, units);
         for (int row = 0; row < rows; row += PANEL_ROWS)
             multiply_panel_by_tiles(std::min(rows - row, PANEL_ROWS), x.from(row).spans, w, numbers, units, found + size_t(row) * wide + b * BLOCK, wide);
     }

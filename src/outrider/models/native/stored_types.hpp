@@ -17,11 +17,23 @@ static inline uint16_t half_at(const uint8_t* from) {
     return h;
 }
 // Bytes whose low halves come first, then the high ones
-static inline void read_halves(const uint8_t* from, int size, uint8_t* to) {
-    for (int i = 0; i < size; i++) to[i] = from[i] & 15, to[size + i] = from[i] >> 4;
+template <int SIZE> static inline void read_halves(const uint8_t* from, uint8_t* to) {
+    constexpr uint64_t HALVES = 0x0f0f0f0f0f0f0f0f;
+    for (int i = 0; i < SIZE; i += 8) {  // eight at a time: compilers take single bytes one by one
+        uint64_t both;
+        memcpy(&both, from + i, 8);
+        const uint64_t low = both & HALVES, high = both >> 4 & HALVES;
+        memcpy(to + i, &low, 8), memcpy(to + SIZE + i, &high, 8);
+    }
 }
 static inline void read_fifth_bits(const uint8_t* from, uint8_t* to) {
-    for (int i = 0; i < SPAN; i++) to[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+    for (int i = 0; i < SPAN / 8; i++) {  // each bit of a byte in a byte of its own
+        constexpr uint64_t EACH = 0x0101010101010101, BIT = 0x8040201008040201;
+        uint64_t eight;
+        memcpy(&eight, to + 8 * i, 8);
+        eight |= (((EACH * from[i] & BIT) + EACH * 127) >> 7 & EACH) << 4;
+        memcpy(to + 8 * i, &eight, 8);
+    }
 }
 // Eight scales and eight offsets of 6 bits in 12 bytes (gguf/quants.py says how)
 static inline void read_six_bits(const uint8_t* from, Unit& unit) {
@@ -40,39 +52,39 @@ struct Q8_0 : Stored<8, 128, Scale> {
 };
 struct Q4_0 : Stored<4, 8, Scale> {
     static constexpr int FILE_BYTES = 18;
-    static void read(const uint8_t* from, Unit& unit) { unit.scale = half_at(from), read_halves(from + 2, 16, unit.numbers); }
+    static void read(const uint8_t* from, Unit& unit) { unit.scale = half_at(from), read_halves<16>(from + 2, unit.numbers); }
 };
 struct Q4_1 : Stored<4, 0, ScaleAndOffset> {
     static constexpr int FILE_BYTES = 20;
     static void read(const uint8_t* from, Unit& unit) {
-        unit.scale = half_at(from), unit.offset = half_at(from + 2), read_halves(from + 4, 16, unit.numbers);
+        unit.scale = half_at(from), unit.offset = half_at(from + 2), read_halves<16>(from + 4, unit.numbers);
     }
 };
 struct Q5_0 : Stored<5, 16, Scale> {
     static constexpr int FILE_BYTES = 22;
     static void read(const uint8_t* from, Unit& unit) {
-        unit.scale = half_at(from), read_halves(from + 6, 16, unit.numbers), read_fifth_bits(from + 2, unit.numbers);
+        unit.scale = half_at(from), read_halves<16>(from + 6, unit.numbers), read_fifth_bits(from + 2, unit.numbers);
     }
 };
 struct Q5_1 : Stored<5, 0, ScaleAndOffset> {
     static constexpr int FILE_BYTES = 24;
     static void read(const uint8_t* from, Unit& unit) {
         unit.scale = half_at(from), unit.offset = half_at(from + 2);
-        read_halves(from + 8, 16, unit.numbers), read_fifth_bits(from + 4, unit.numbers);
+        read_halves<16>(from + 8, unit.numbers), read_fifth_bits(from + 4, unit.numbers);
     }
 };
 struct Q4_K : Stored<4, 0, ScalesAndOffsets> {
     static constexpr int FILE_BYTES = 144;
     static void read(const uint8_t* from, Unit& unit) {
         unit.scale = half_at(from), unit.offset = half_at(from + 2), read_six_bits(from + 4, unit);
-        for (int i = 0; i < 4; i++) read_halves(from + 16 + i * SPAN, SPAN, unit.numbers + i * 2 * SPAN);
+        for (int i = 0; i < 4; i++) read_halves<SPAN>(from + 16 + i * SPAN, unit.numbers + i * 2 * SPAN);
     }
 };
 struct Q5_K : Stored<5, 0, ScalesAndOffsets> {
     static constexpr int FILE_BYTES = 176;
     static void read(const uint8_t* from, Unit& unit) {
         unit.scale = half_at(from), unit.offset = half_at(from + 2), read_six_bits(from + 4, unit);
-        for (int i = 0; i < 4; i++) read_halves(from + 48 + i * SPAN, SPAN, unit.numbers + i * 2 * SPAN);
+        for (int i = 0; i < 4; i++) read_halves<SPAN>(from + 48 + i * SPAN, unit.numbers + i * 2 * SPAN);
         for (int group = 0; group < SPANS; group++)
             for (int i = 0; i < SPAN; i++) unit.numbers[group * SPAN + i] |= (from[16 + i] >> group & 1) << 4;
     }
@@ -82,11 +94,25 @@ struct Q6_K : Stored<6, 32, Scales> {
     static void read(const uint8_t* from, Unit& unit) {
         for (int half = 0; half < 2; half++) {
             uint8_t* to = unit.numbers + half * 128;
-            read_halves(from + half * 64, 64, to);
+            read_halves<64>(from + half * 64, to);
             for (int part = 0; part < 4; part++)
                 for (int i = 0; i < SPAN; i++) to[part * SPAN + i] |= (from[128 + half * SPAN + i] >> 2 * part & 3) << 4;
         }
         memcpy(unit.scales, from + 192, 16), unit.scale = half_at(from + 208);
+    }
+};
+struct IQ4_NL : Stored<4, 128, Scale, true> {
+    static constexpr int FILE_BYTES = 18;
+    static void read(const uint8_t* from, Unit& unit) { unit.scale = half_at(from), read_halves<16>(from + 2, unit.numbers); }
+};
+struct IQ4_XS : Stored<4, 128, ScalesAlone, true> {  // scales of 6 bits, 32 more than they are: the lower four apart from the others
+    static constexpr int FILE_BYTES = 136;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = half_at(from);
+        for (int g = 0; g < SPANS; g++) {
+            unit.scales[g] = int8_t(((from[4 + g / 2] >> 4 * (g % 2) & 15) | (half_at(from + 2) >> 2 * g & 3) << 4) - 32);
+            read_halves<16>(from + 8 + g * 16, unit.numbers + g * SPAN);
+        }
     }
 };
 
@@ -98,13 +124,13 @@ static inline float float_at(const uint8_t* from) {
 struct Q4_Z : Stored<4, 8, ScaleAndZero<uint16_t>> {
     static constexpr int FILE_BYTES = 19;
     static void read(const uint8_t* from, Unit& unit) {
-        unit.scale = half_at(from), unit.zero = int8_t(from[2]), read_halves(from + 3, 16, unit.numbers);
+        unit.scale = half_at(from), unit.zero = int8_t(from[2]), read_halves<16>(from + 3, unit.numbers);
     }
 };
 struct Q4_F : Stored<4, 8, ScaleAndZero<float>> {
     static constexpr int FILE_BYTES = 21;
     static void read(const uint8_t* from, Unit& unit) {
-        unit.wide = float_at(from), unit.zero = int8_t(from[4]), read_halves(from + 5, 16, unit.numbers);
+        unit.wide = float_at(from), unit.zero = int8_t(from[4]), read_halves<16>(from + 5, unit.numbers);
     }
 };
 struct Q8_F : Stored<8, 128, ScaleAndZero<float>> {
@@ -116,7 +142,7 @@ struct Q8_F : Stored<8, 128, ScaleAndZero<float>> {
 };
 
 // Floats of 16 bits in an embedding: HALF those of IEEE, BRAIN bfloat16 (quantised/stored.py). Packed: it is the head, packed (blocks.hpp).
-constexpr int64_t HALF = 12, BRAIN = 13, PACKED_HALF = 14, PACKED_BRAIN = 15;
+constexpr int64_t HALF = 14, BRAIN = 15, PACKED_HALF = 16, PACKED_BRAIN = 17;
 static inline void widen_row(const void* from, int64_t row, int64_t type, int in, float* to) {
     const uint8_t* bytes = static_cast<const uint8_t*>(from);
     const size_t block = size_t(row / BLOCK) * up(in, 32) * BLOCK, lane = size_t(row % BLOCK);
@@ -139,9 +165,11 @@ template <class F> static auto with_type(int64_t number, F f) {
         case 5: return f.template operator()<Q5_1>();
         case 6: return f.template operator()<Q4_K>();
         case 7: return f.template operator()<Q5_K>();
-        case 9: return f.template operator()<Q4_Z>();
-        case 10: return f.template operator()<Q4_F>();
-        case 11: return f.template operator()<Q8_F>();
+        case 9: return f.template operator()<IQ4_NL>();
+        case 10: return f.template operator()<IQ4_XS>();
+        case 11: return f.template operator()<Q4_Z>();
+        case 12: return f.template operator()<Q4_F>();
+        case 13: return f.template operator()<Q8_F>();
         default: return f.template operator()<Q6_K>();
     }
 }
@@ -156,7 +184,7 @@ template <class W> static void dequantise(const uint8_t* row, int in, float* to)
         W::read(row, unit);
         for (int group = 0; group < W::WIDTH / GROUP_SIZE; group++) {
             const float scale = W::scale_of(unit, group), offset = W::offset_of(unit, group);
-            for (int i = group * GROUP_SIZE; i < (group + 1) * GROUP_SIZE; i++) to[i] = scale * float(unit.numbers[i] - W::ZERO) + offset;
+            for (int i = group * GROUP_SIZE; i < (group + 1) * GROUP_SIZE; i++) to[i] = scale * float(W::number_of(unit.numbers[i])) + offset;
         }
     }
 }

@@ -86,19 +86,53 @@ struct Scales {  // sixteen, for 16 weights
     static float offset_of(const Unit&, int) { return 0.0f; }
 };
 
+struct ScalesAlone {  // eight, for 32 weights
+    static constexpr int SPANS = 8, GROUPS = 1;
+    static constexpr bool HAS_OFFSETS = false;
+    uint16_t scales[BLOCK];
+    int8_t factors[SPANS][BLOCK];
+    void put(int j, const Unit& unit) {
+        scales[j] = unit.scale;
+        for (int g = 0; g < SPANS; g++) factors[g][j] = unit.scales[g];
+    }
+    Part scale(int strip, int span, int) const { return part(scales + strip * STRIP) * part(factors[span] + strip * STRIP); }
+    static float scale_of(const Unit& unit, int group) { return half_to_float(unit.scale) * unit.scales[group]; }
+    static float offset_of(const Unit&, int) { return 0.0f; }
+};
+
 // --- sixteen units. The numbers of a span are eight vectors [16 outputs][4 inputs], the first four of inputs 0 .. 15. Of fewer than 8
 // bits, vector v < 4 has its low half-bytes where vector v + 4 has its high ones; then come the upper bits.
 
-template <int BITS_, int ZERO_, class S> struct Stored : S {
+// What a code of IQ4_NL and IQ4_XS stands for, and 128 more
+alignas(16) constexpr int8_t LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+alignas(16) constexpr uint8_t RAISED[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
+// IS_CODED: numbers are codes of four bits, which stand for one of sixteen numbers of eight
+template <int BITS_, int ZERO_, class S, bool IS_CODED = false> struct Stored : S {
     static constexpr int BITS = BITS_, ZERO = ZERO_, WIDTH = S::SPANS * SPAN;
-    static constexpr bool IS_SIGNED = SIGNED_NUMBERS && (BITS == 8 || (BITS == 4 && ZERO == 8));
+    static constexpr int READ_BITS = IS_CODED ? 8 : BITS;  // of what is multiplied
+    static constexpr bool IS_SIGNED = SIGNED_NUMBERS && !IS_CODED && (BITS == 8 || (BITS == 4 && ZERO == 8));
     static constexpr int TIMES = IS_SIGNED && BITS == 4 ? 16 : 1;  // what is read is the number times this
     uint8_t numbers[S::SPANS][BITS * 64];
 
+    static int number_of(uint8_t code) { return IS_CODED ? LEVELS[code] : code - ZERO; }
+
     void put(int j, const Unit& unit) {
+        constexpr uint32_t HALF = 0x0f0f0f0f, ONE = 0x01010101;
         S::put(j, unit);
-        for (int span = 0; span < S::SPANS; span++)
-            for (int v = 0; v < 4; v++) put_two(numbers[span], j, v, word(unit, span, v), word(unit, span, v + 4));
+        for (int span = 0; span < S::SPANS; span++) {
+            uint32_t words[8], upper[2] = {};
+            memcpy(words, unit.numbers + span * SPAN, sizeof words);
+            const auto keep = [&](int at, uint32_t four) { memcpy(numbers[span] + at * 64 + j * 4, &four, 4); };
+            for (uint32_t& four : words) four = IS_SIGNED ? four ^ ZERO * ONE : four;
+            for (int v = 0; v < 8; v++) {
+                if constexpr (BITS == 8) keep(v, words[v]);
+                if constexpr (BITS == 5) upper[0] |= (words[v] >> 4 & ONE) << v;
+                if constexpr (BITS == 6) upper[v / 4] |= (words[v] >> 4 & 3 * ONE) << 2 * (v % 4);
+            }
+            for (int v = 0; v < 4 && BITS < 8; v++) keep(v, (words[v] & HALF) | (words[v + 4] & HALF) << 4);
+            for (int i = 0; i < BITS - 4 && BITS < 8; i++) keep(4 + i, upper[i]);
+        }
     }
     // Vectors v and v + 4 of a span, those of some outputs
     template <int v> [[gnu::always_inline]] void two(int strip, int span, Bytes& low, Bytes& high) const {
@@ -108,7 +142,10 @@ template <int BITS_, int ZERO_, class S> struct Stored : S {
             return;
         }
         const Bytes both = load_bytes(from + v * 64);
-        if constexpr (IS_SIGNED) low = signed_low_halves(both), high = signed_high_halves(both);
+        if constexpr (IS_CODED) {
+            const void* table = SIGNED_NUMBERS ? static_cast<const void*>(LEVELS) : RAISED;
+            low = looked_up(table, low_halves(both)), high = looked_up(table, high_halves(both));
+        } else if constexpr (IS_SIGNED) low = signed_low_halves(both), high = signed_high_halves(both);
         else if constexpr (BITS == 4) low = low_halves(both), high = high_halves(both);
         if constexpr (BITS == 5) {
             const Bytes upper = load_bytes(from + 256);
@@ -118,25 +155,5 @@ template <int BITS_, int ZERO_, class S> struct Stored : S {
             low = low_halves(both, upper_bits<2 * v, 0x30>(load_bytes(from + 256)));
             high = high_halves(both, upper_bits<2 * v, 0x30>(load_bytes(from + 320)));
         }
-    }
-
-  private:
-    static uint32_t word(const Unit& unit, int span, int v) {
-        uint32_t four;
-        memcpy(&four, unit.numbers + span * SPAN + v * 4, 4);
-        return IS_SIGNED ? four ^ ZERO * 0x01010101u : four;
-    }
-    static void add(uint8_t* to, int j, uint32_t bits) {
-        uint32_t was;
-        memcpy(&was, to + j * 4, 4);
-        was |= bits;
-        memcpy(to + j * 4, &was, 4);
-    }
-    static void put_two(uint8_t* to, int j, int v, uint32_t low, uint32_t high) {
-        constexpr uint32_t HALF = 0x0f0f0f0f, ONE = 0x01010101;
-        if constexpr (BITS == 8) add(to + v * 64, j, low), add(to + (v + 4) * 64, j, high);
-        else add(to + v * 64, j, (low & HALF) | (high & HALF) << 4);
-        if constexpr (BITS == 5) add(to + 256, j, (low >> 4 & ONE) << v | (high >> 4 & ONE) << (v + 4));
-        if constexpr (BITS == 6) add(to + 256, j, (low >> 4 & 3 * ONE) << 2 * v), add(to + 320, j, (high >> 4 & 3 * ONE) << 2 * v);
     }
 };

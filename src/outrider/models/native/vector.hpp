@@ -16,13 +16,6 @@ static inline float sum(V v) {  // a fixed tree of additions
         for (int i = 0; i < width; i++) x[i] += x[i + width];
     return x[0];
 }
-static inline float largest(V v) {
-    float x[LANES];
-    store(x, v);
-    for (int width = 8; width; width /= 2)
-        for (int i = 0; i < width; i++) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
-    return x[0];
-}
 static inline float lane(V v, int at) {
     float x[LANES];
     store(x, v);

@@ -22,7 +22,7 @@ static void shape_whole_tiles(int wanted) {
     _tile_loadconfig(&shape);
 }
 // The numbers of a block, a byte each, span after span; null where they lie so
-template <class W> static const uint8_t* spread(const W* w, int units) {
+template <class W> static const uint8_t* spread_block(const W* w, int units) {
     if constexpr (W::BITS == 8) return nullptr;
     static thread_local Memory<uint8_t> memory;
     uint8_t *begin = memory.grow(size_t(units) * W::SPANS * SPAN_BYTES), *to = begin;
@@ -58,14 +58,13 @@ template <int GROUPS> INLINE void multiply_span(const InputSpan* x, const uint8_
 // Loops over rows are unrolled, so that sums stay in registers.
 template <int R, class W>
 INLINE void scale_span(const InputSpan* x, const W& w, int span, const int32_t (*sums)[PANEL_ROWS][BLOCK], Part (&acc)[R]) {
-    for (int group = 0; group < W::GROUPS; group++) {
+    const auto add = [&]<int group>() {
         const Part scale = w.scale(0, span, group);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            const int32_t inputs = W::GROUPS == 1 ? x[r].whole[0] + x[r].whole[1] : x[r].whole[group];
-            add_sum(acc[r], scale, x[r], (Whole)_mm512_load_si512(sums[group][r]) + begin<W>(inputs));
-        }
-    }
+        for (int r = 0; r < R; r++) add_sum(acc[r], scale, x[r], (Whole)_mm512_load_si512(sums[group][r]) + whole(begin<W, group>(x[r])));
+    };
+    add.template operator()<0>();
+    if constexpr (W::GROUPS == 2) add.template operator()<1>();
     if constexpr (W::HAS_OFFSETS) {
         const Part offset = w.offset(0, span);
 #pragma GCC unroll 16

@@ -61,6 +61,7 @@ static inline void store(bf16* p, V v) {
 static inline V rounded(V v) { return bits(__builtin_convertvector(to_halves(v), U) << 16); }
 static inline V select(I mask, V yes, V no) { return mask ? yes : no; }
 static inline V max(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline float largest(V v) { return _mm512_reduce_max_ps((__m512)v); }
 
 // e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, n put into the exponent. 0 below -87.
 static inline V exp(V x) {
@@ -128,5 +129,57 @@ template <int Q, class T> static inline void dots(const float* const* queries, c
         else if (dim == 8 * LANES) found[q] = dots_of<8>(queries[q], keys, 8);
         else found[q] = dots_of<0>(queries[q], keys, dim / LANES);
     }
+}
+
+// Sixteen numbers of each of sixteen rows -> sixteen rows of one number of each
+template <class T> static inline void transposed(const T* const* rows, int at, float* to) {
+    const auto pairs = [](__m512 a, __m512 b, bool upper) { return upper ? _mm512_unpackhi_ps(a, b) : _mm512_unpacklo_ps(a, b); };
+    const auto quads = [](__m512 a, __m512 b, bool upper) {
+        return _mm512_castpd_ps(upper ? _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)) : _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+    };
+    __m512 a[LANES], b[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) a[i] = (__m512)load(rows[i] + at);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) b[i] = pairs(a[i / 2 * 2], a[i / 2 * 2 + 1], i % 2);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) a[i] = quads(b[i / 4 * 4 + i % 4 / 2], b[i / 4 * 4 + i % 4 / 2 + 2], i % 2);  // quarters of row i % 4 of each
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512 low = _mm512_shuffle_f32x4(a[i], a[4 + i], 0x88), high = _mm512_shuffle_f32x4(a[i], a[4 + i], 0xdd);
+        const __m512 later_low = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0x88), later_high = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0xdd);
+        _mm512_store_ps(to + i * LANES, _mm512_shuffle_f32x4(low, later_low, 0x88)), _mm512_store_ps(to + (8 + i) * LANES, _mm512_shuffle_f32x4(low, later_low, 0xdd));
+        _mm512_store_ps(to + (4 + i) * LANES, _mm512_shuffle_f32x4(high, later_high, 0x88)), _mm512_store_ps(to + (12 + i) * LANES, _mm512_shuffle_f32x4(high, later_high, 0xdd));
+    }
+}
+// What dots adds up in lanes L, L + W, L + 2 W, ... and then adds together, for Q queries and sixteen keys, a dimension of all in a row
+template <int Q, int L, int W> static inline void sums_across(const float* const* queries, const float* columns, int chunks, V (&found)[Q]) {
+    if constexpr (W == LANES) {
+        for (int q = 0; q < Q; q++) found[q] = V{};
+        for (int d = L; d < chunks * LANES; d += LANES) {
+            const V column = load(columns + d * LANES);
+            for (int q = 0; q < Q; q++) found[q] += queries[q][d] * column;
+        }
+    } else {
+        V other[Q];
+        sums_across<Q, L, 2 * W>(queries, columns, chunks, found);
+        sums_across<Q, L + W, 2 * W>(queries, columns, chunks, other);
+        for (int q = 0; q < Q; q++) found[q] += other[q];
+    }
+}
+// The bits of `dots`, for many queries: put(query, V) takes the products of one
+constexpr int LEAST_ACROSS = 8, MOST_ACROSS = 1024;  // queries; dimensions
+template <class T, class F> static inline void dots_across(const float* const* queries, int count, const T* const* keys, int dim, const F& put) {
+    alignas(64) static thread_local float columns[MOST_ACROSS * LANES];
+    for (int d = 0; d < dim; d += LANES) transposed(keys, d, columns + d * LANES);
+    const auto some = [&]<int Q>(int n) {
+        V found[Q];
+        if (dim == 4 * LANES) sums_across<Q, 0, 1>(queries + n, columns, 4, found);
+        else sums_across<Q, 0, 1>(queries + n, columns, dim / LANES, found);
+        for (int q = 0; q < Q; q++) put(n + q, found[q]);
+    };
+    int n = 0;
+    for (; n + 4 <= count; n += 4) some.template operator()<4>(n);
+    for (; n < count; n++) some.template operator()<1>(n);
 }
 #include "no_panel.hpp"

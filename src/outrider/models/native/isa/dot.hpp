@@ -3,16 +3,20 @@
 //   STRIPS, STRIP           registers that hold sixteen outputs, and the outputs of each
 //   Bytes, Whole, Part      of STRIP outputs: the weights of four inputs, whole sums, floats
 //   low_halves, high_halves of bytes; below upper bits, where some are given
+//   looked_up               what codes of four bits stand for, a byte each
 //   upper_bits<BIT, MASK>   the bits from BIT on moved to bit 4 of their bytes, those of MASK
 //   products, plus          in place of the next two, on sets that add pairs of products in 16 bits first (short_sums.hpp)
 //   add_small<v>            sum[output] += the products with inputs 4 v .. 4 v + 3 of a span; weights of at most 127
-//   add_bytes<v>            the same with weights of at most 255 that stand for 128 less; such a sum begins with begin_bytes (spans.hpp)
-//   whole, floats           equal whole numbers; whole numbers as floats
+//   add_bytes<v>            the same with weights of at most 255 that stand for 128 less
+//   BYTES_BEGIN_LESS        whether sums with such weights begin with -128 times the sum of the inputs
+//   whole                   equal whole numbers
+//   without_bias            a whole sum that was added to the bits of 1.5 * 2^23, as a float, times the inputs' scale (spans.hpp)
 //   part                    STRIP numbers of 16 bits (IEEE), of 8 bits, or floats
 //   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
 //   load_half               sixteen numbers of 16 bits (IEEE); load_pair: those of an even input and of the next, but for LIFT
 //   InputSpan               32 inputs that were rounded: their scale and what sums of products with them begin with
-//   add_strip<R>            a span of R rows times that of the outputs of a strip, scaled, added to floats
+//   add_strip<R>            a span of R rows times that of the outputs of a strip, scaled, added to floats; add_strips: of several strips
+//   SPREADS                 for many rows weights are written out as bytes: SpreadSpan, add_spread (vnni.hpp)
 //   SIGNED_NUMBERS          numbers of 8 bits, and those of 4 that stand for 8 less, are packed with a sign; signed_..._halves read the latter
 //   WHOLE_ROWS, strips_for  rows that share one reading of the weights, and how many strips so many rows (times groups) take at a time
 //
@@ -27,8 +31,14 @@ INLINE int32_t four_at(const int8_t* inputs, int v) {
 }
 
 #if defined(__AVX512BW__) && !defined(OUTRIDER_ISA_GENERIC)
-constexpr int WHOLE_ROWS = 8, STRIPS = 1;
+constexpr int STRIPS = 1;
+#if defined(__AVX512VNNI__)
+constexpr int WHOLE_ROWS = 6;
+constexpr int strips_for(int sums) { return sums > 8 ? 1 : sums > 2 ? 2 : 4; }
+#else
+constexpr int WHOLE_ROWS = 8;
 constexpr int strips_for(int sums) { return sums > 4 ? 1 : 8 / sums; }
+#endif
 typedef __m512i Bytes;
 typedef I Whole;
 typedef V Part;
@@ -42,8 +52,11 @@ template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
     const Bytes moved = BIT < 4 ? _mm512_slli_epi16(b, BIT < 4 ? 4 - BIT : 0) : _mm512_srli_epi16(b, BIT < 4 ? 0 : BIT - 4);
     return _mm512_and_si512(moved, _mm512_set1_epi8(MASK));
 }
+INLINE Bytes looked_up(const void* table, Bytes codes) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(static_cast<const __m128i*>(table))), codes);
+}
 INLINE I whole(int32_t x) { return (I)_mm512_set1_epi32(x); }
-INLINE V floats(I x) { return (V)_mm512_cvtepi32_ps((__m512i)x); }
+INLINE Part without_bias(Whole sum, float scale, float minus) { return (Part)_mm512_fmadd_ps((__m512)sum, _mm512_set1_ps(scale), _mm512_set1_ps(minus)); }
 INLINE V load_half(const uint16_t* p) {
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -56,13 +69,10 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
     return _mm512_reduce_add_epi32(near);
 }
 #if defined(__AVX512VNNI__)
-INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
-template <int v> INLINE void add_small(Whole& sum, Bytes w, const int8_t* inputs) {
-    sum = (I)_mm512_dpbusd_epi32((__m512i)sum, w, _mm512_set1_epi32(four_at(inputs, v)));
-}
-template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) { add_small<v>(sum, w, inputs); }
+constexpr bool BYTES_BEGIN_LESS = true;
 #else
 #define OUTRIDER_SHORT_SUMS
+constexpr bool BYTES_BEGIN_LESS = false;
 typedef __m512i Shorts;
 struct Signed {
     Bytes sizes;
@@ -102,6 +112,7 @@ INLINE Part part(const float* from) { return floats_at(from); }
 
 #if defined(__ARM_NEON) && !defined(OUTRIDER_ISA_GENERIC)
 INLINE Bytes high_halves(Bytes b) { return (Bytes)vshrq_n_u8((uint8x16_t)b, 4); }
+INLINE Bytes looked_up(const void* table, Bytes codes) { return (Bytes)vqtbl1q_u8(vld1q_u8(static_cast<const uint8_t*>(table)), (uint8x16_t)codes); }
 INLINE Bytes low_halves(Bytes b, Bytes upper) { return (Bytes)vbslq_u8(vdupq_n_u8(15), (uint8x16_t)b, (uint8x16_t)upper); }
 INLINE Bytes high_halves(Bytes b, Bytes upper) { return (Bytes)vsriq_n_u8((uint8x16_t)upper, (uint8x16_t)b, 4); }
 INLINE Part part(const uint16_t* halves) { return (Part)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves))); }
@@ -116,6 +127,19 @@ INLINE int32_t round_to_bytes(V x, int8_t* to) {
 INLINE Bytes high_halves(Bytes b) { return b >> 4 & 0x0f0f0f0fu; }
 INLINE Bytes low_halves(Bytes b, Bytes upper) { return low_halves(b) | upper; }
 INLINE Bytes high_halves(Bytes b, Bytes upper) { return high_halves(b) | upper; }
+#if defined(__AVX2__) && !defined(OUTRIDER_ISA_GENERIC)
+INLINE Bytes looked_up(const void* table, Bytes codes) {
+    return (Bytes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(static_cast<const __m128i*>(table))), (__m256i)codes);
+}
+#else
+INLINE Bytes looked_up(const void* table, Bytes codes) {
+    uint8_t each[sizeof(Bytes)];
+    memcpy(each, &codes, sizeof codes);
+    for (uint8_t& one : each) one = static_cast<const uint8_t*>(table)[one];
+    memcpy(&codes, each, sizeof codes);
+    return codes;
+}
+#endif
 #if defined(__F16C__) && !defined(OUTRIDER_ISA_GENERIC)
 INLINE Part part(const uint16_t* halves) { return (Part)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))); }
 #else
@@ -144,6 +168,8 @@ INLINE V load_half(const uint16_t* p) { return each<V>([&](int i) { return part(
 constexpr int WHOLE_ROWS = 4;
 constexpr int strips_for(int sums) { return sums > 2 ? 1 : sums > 1 ? STRIPS : 2 * STRIPS; }
 #define OUTRIDER_SHORT_SUMS
+constexpr bool BYTES_BEGIN_LESS = false;
+INLINE Part without_bias(Whole sum, float scale, float minus) { return (Part)_mm256_fmadd_ps((__m256)sum, _mm256_set1_ps(scale), _mm256_set1_ps(minus)); }
 typedef __m256i Shorts;
 struct Signed {
     __m256i sizes, numbers;
@@ -161,7 +187,8 @@ INLINE Shorts products(const Signed& w, int32_t four) { return _mm256_maddubs_ep
 #else
 constexpr int WHOLE_ROWS = 1;
 constexpr int strips_for(int) { return STRIPS; }
-INLINE Whole begin_bytes(int32_t inputs) { return whole(-128 * inputs); }
+constexpr bool BYTES_BEGIN_LESS = true;
+INLINE Part without_bias(Whole sum, float scale, float) { return floats(sum - 0x4b400000) * scale; }  // it may have no multiply-add
 template <int v> INLINE void add_bytes(Whole& sum, Bytes w, const int8_t* inputs) {
     for (int j = 0; j < 4; j++) sum += (Ints)(w >> 8 * j & 255u) * int32_t(inputs[4 * v + j]);
 }
@@ -188,3 +215,16 @@ INLINE void load_pair(const half* from, V& even, V& odd) { even = load_half(&fro
 #include "spans.hpp"
 #endif
 constexpr int STRIP = LANES / STRIPS;
+
+#if !defined(__AVX512VNNI__) || defined(OUTRIDER_ISA_GENERIC)
+// A span of R rows times those of N strips, the first of which is `strip`; blocks are `apart`
+template <int R, int N, class W> INLINE void add_strips(const InputSpan* x, const W* w, size_t apart, int strip, int span, Part (*acc)[N]) {
+    [&]<int... i>(std::integer_sequence<int, i...>) {
+        (add_strip<R>(x, w[i / STRIPS * apart], strip + i % STRIPS, span, &acc[0][i], N), ...);
+    }(std::make_integer_sequence<int, N>());
+}
+// Weights are not written out for more rows.
+constexpr bool SPREADS = false;
+template <class W> struct SpreadSpan { void put(const W&, int) {} };
+template <int R, int N, class W> INLINE void add_spread(const InputSpan*, const SpreadSpan<W>*, size_t, Part (*)[N]) {}
+#endif

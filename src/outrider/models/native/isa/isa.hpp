@@ -3,8 +3,9 @@
 //   V, I          sixteen floats, sixteen whole numbers of 32 bits; arithmetic and comparisons lane by lane
 //   load, store   from and to float, bfloat16 and 8 bits (load only), and load_pair: bfloat16 weights of an even input and the next
 //   rounded       to bfloat16 and back
-//   exp, inverse, exp_of_minus<T> (as exact as T needs), max, select
+//   exp, inverse, exp_of_minus<T> (as exact as T needs), max, largest, select
 //   dots<Q>       products of Q queries with sixteen keys, each added up in a fixed order; best with QUERIES_AT_ONCE of them
+//   LEAST_ACROSS  queries from which dots_across finds the same bits faster, of MOST_ACROSS dimensions or fewer; 0: none
 //   ACCUMULATORS  vectors V that stay in registers while a product or a blend adds to them
 //   MOST_TOGETHER rows that are multiplied together with one reading of the weights
 //   MANY_ROWS     rows times MANY_BLOCKS where there are so many (a prompt): each reading of the weights serves more; 0: none

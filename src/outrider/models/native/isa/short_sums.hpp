@@ -7,16 +7,13 @@
 
 template <int BITS> constexpr int PAIRS_THAT_FIT = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
 
-// What a sum of products with weights less ZERO begins with
-template <class W> INLINE Whole begin(int32_t inputs) { return whole(W::BITS == 8 ? 0 : -W::ZERO * inputs); }
-
 template <class W> INLINE auto factor(Bytes w) {
-    if constexpr (W::BITS == 8) return less_128(w);
+    if constexpr (W::READ_BITS == 8) return less_128(w);
     else return w;
 }
 // The products of a span, group by group
 template <int R, class W> INLINE void add_span(const InputSpan* x, const W& w, int strip, int span, Whole (&sums)[R][W::GROUPS]) {
-    constexpr int AT_ONCE = PAIRS_THAT_FIT<W::BITS> / (W::GROUPS == 1 ? 2 : 1);  // vectors v and v + 4 whose products fit; 0: v alone
+    constexpr int AT_ONCE = PAIRS_THAT_FIT<W::READ_BITS> / (W::GROUPS == 1 ? 2 : 1);  // vectors v and v + 4 whose products fit; 0: v alone
     Shorts found[R][W::GROUPS];
     const auto add = [&]<int v>() {
         Bytes low, high;
@@ -41,4 +38,21 @@ template <int R, class W> INLINE void add_span(const InputSpan* x, const W& w, i
     [&]<int... v>(std::integer_sequence<int, v...>) {
         (add.template operator()<v>(), ...);
     }(std::make_integer_sequence<int, 4>());
+}
+
+template <int R, class W> INLINE void add_strip(const InputSpan* x, const W& w, int strip, int span, Part* acc, int apart) {
+    Whole sums[R][W::GROUPS];
+    for (int r = 0; r < R; r++) {
+        sums[r][0] = whole(begin<W, 0>(x[r]));
+        if constexpr (W::GROUPS == 2) sums[r][1] = whole(begin<W, 1>(x[r]));
+    }
+    add_span<R>(x, w, strip, span, sums);
+    for (int group = 0; group < W::GROUPS; group++) {
+        const Part scale = w.scale(strip, span, group);
+        for (int r = 0; r < R; r++) add_sum(acc[r * apart], scale, x[r], sums[r][group]);
+    }
+    if constexpr (W::HAS_OFFSETS) {
+        const Part offset = w.offset(strip, span);
+        for (int r = 0; r < R; r++) add_offset(acc[r * apart], offset, x[r]);
+    }
 }

@@ -47,6 +47,16 @@ INLINE V splat(float x) { return each<V>([&](int) { return Floats{} + x; }); }
 INLINE V select(I mask, V yes, V no) { return each<V>([&](int i) { return mask.part[i] ? yes.part[i] : no.part[i]; }); }
 INLINE V max(V a, V b) { return each<V>([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; }); }
 
+INLINE float largest(V v) {
+    Floats most = v.part[0];
+    for (int i = 1; i < PARTS; i++) most = most > v.part[i] ? most : v.part[i];
+    float x[WIDE];
+    memcpy(x, &most, sizeof most);
+    for (int width = WIDE / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+    return x[0];
+}
+
 INLINE V load(const bf16* p) { return each<V>([&](int i) { return floats_at(p + i * WIDE); }); }
 INLINE V floats(I x) { return each<V>([&](int i) { return __builtin_convertvector(x.part[i], Floats); }); }
 INLINE V load(const int8_t* p) { return floats(sixteen_numbers<I>(p)); }
@@ -115,6 +125,7 @@ INLINE Quad sums(const Floats* v) {
     const Quad cd = shuffled<0, 4, 1, 5>(c, d) + shuffled<2, 6, 3, 7>(c, d);
     return shuffled<0, 1, 4, 5>(ab, cd) + shuffled<2, 3, 6, 7>(ab, cd);
 }
+constexpr int LEAST_ACROSS = 0, MOST_ACROSS = 0;
 // Q queries times sixteen keys, a few keys at a time: their sums stay in registers.
 template <int Q, class T> INLINE void dots(const float* const* queries, const T* const* keys, int dim, V* found) {
     constexpr int AT_ONCE = Q == 1 ? 8 : 4;

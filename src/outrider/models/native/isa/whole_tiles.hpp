@@ -9,6 +9,6 @@
 constexpr int PANEL_ROWS = WHOLE_ROWS;           // rows whose spans are neighbours
 constexpr int LEAST_TILE_ROWS = MOST_ROWS + 1;   // rows from which tiles are better than vectors: none
 template <class W> static void multiply_panel_by_tiles(int, const InputSpan*, const W*, const uint8_t*, int, float*, int) {}
-template <class W> static const uint8_t* spread(const W*, int) { return nullptr; }
+template <class W> static const uint8_t* spread_block(const W*, int) { return nullptr; }
 static void shape_whole_tiles(int) {}
 #endif
