@@ -152,8 +152,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget, ReadingTarget)
         return hidden
 
     def carried(self, tree: TokenTree, cache: Cache, hidden: Tensor) -> Tensor:
-        """[B, N, H] float32 states after all layers, from the states that enter the first one, for models without an
-        embedding."""
+        """[B, N, H] float32 states after all layers, from the input of the first, for models without an embedding."""
         self._own(cache).reserve_each(tree.sizes)
         states = hidden.to(torch.float32, copy=True).contiguous()
         self._run(tree, cache, 0, Wanted(last=self.num_layers, hidden=states))
