@@ -15,6 +15,7 @@
 #include "stored_types.hpp"
 
 // Inputs in 8 bits
+static_assert(MOST_ROWS % PANEL_ROWS == 0, "rows are multiplied MOST_ROWS at a time, from the first of a panel");
 typedef Spans<InputSpan, PANEL_ROWS> Rounded;
 typedef SpanRows<InputSpan, PANEL_ROWS> RoundedRows;
 
@@ -143,7 +144,7 @@ template <class W> constexpr bool is_stored = std::is_same_v<W, AnyStored>;
 // All rows times `count` blocks of a type
 template <class W> static void multiply_blocks_of(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
     if constexpr (SPREADS && PANEL_ROWS == WHOLE_ROWS)
-        if (rows > 3 * WHOLE_ROWS) return multiply_spread_rows(rows, x, w, count, units, found, wide);
+        if (rows > 4 * WHOLE_ROWS) return multiply_spread_rows(rows, x, w, count, units, found, wide);
     if (rows < LEAST_TILE_ROWS) {
         for (int row = 0; row < rows; row += WHOLE_ROWS)
             multiply_stored_up_to<WHOLE_ROWS>(std::min(rows - row, WHOLE_ROWS), x.from(row), w, count, units, found + size_t(row) * wide, wide);
