@@ -18,7 +18,7 @@ from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
 from outrider.models import gpu, load
 from outrider.models.gguf import GGUFFile, read_gguf
-from outrider.models.gguf.stored import STORED, stored_matrices
+from outrider.models.gguf.stored import stored_matrices
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.finish import Finish
 from outrider.models.gpu.planes_matmul import written_out
@@ -29,7 +29,7 @@ from outrider.models.info import describe_model
 from outrider.models.load import lean_config, load_model
 from outrider.models.packed import Packed, Stacked
 from outrider.models.planes import Planes
-from outrider.models.quantised.gguf_planes import gguf_planes, planes_of, planes_source, why_not_on_gpu
+from outrider.models.quantised.gguf_planes import LAYOUTS, gguf_planes, planes_of, planes_source, why_not_on_gpu
 from outrider.models.quantised.packed_rows import PackedRows
 from outrider.models.weights import read_weights
 
@@ -48,7 +48,7 @@ def planes_in(file: GGUFFile) -> Planes:
     return planes_of(file.rows("m.weight").to(DEVICE), file.tensors["m.weight"])
 
 
-@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_planes_hold_the_numbers_of_the_file(tmp_path: Path, kind: str) -> None:
     """Those of our own reference and of llama.cpp's package, in about the file's size."""
     file = matrix_file(tmp_path, kind)
@@ -62,7 +62,7 @@ def test_planes_hold_the_numbers_of_the_file(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(theirs, wanted.numpy())
 
 
-@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_products_are_those_of_the_numbers(tmp_path: Path, kind: str) -> None:
     """Few rows and many, one part and several, with a gate."""
     weight = planes_in(matrix_file(tmp_path, kind))

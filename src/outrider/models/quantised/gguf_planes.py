@@ -6,7 +6,7 @@ dequantises, rounded to the type of the activations. Where the codes of a type l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gguf.reader import GGUFFile, TensorEntry
-from outrider.models.gguf.stored import STORED, StoredTensors, stored_matrices
+from outrider.models.gguf.stored import StoredTensors, stored_matrices
 from outrider.models.gpu import can_run as gpu_can_run
 from outrider.models.gpu.known import head_dim_for, missing_features
 from outrider.models.planes import Planes, together
@@ -75,7 +75,7 @@ def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
     return scales.view(torch.int8), offsets.view(torch.int8)
 
 
-LAYOUTS = {
+LAYOUTS: Mapping[str, Layout] = {
     "Q8_0": Layout(Field(2, 34, 8, 1), 128, 0, is_signed=True),
     "Q4_0": Layout(Field(2, 18, 4, 16), 8, 0),
     "Q4_1": Layout(Field(4, 20, 4, 16), 0, 0, offset=2),
@@ -85,7 +85,6 @@ LAYOUTS = {
     "Q5_K": Layout(Field(48, 176, 4, 32), 0, 0, high=Field(16, 48, 1, 32), offset=2, subtracts=True, steps=_six_bits),
     "Q6_K": Layout(Field(0, 128, 4, 64), 32, 208, high=Field(128, 192, 2, 32), steps=_signed_bytes),
 }
-assert set(LAYOUTS) == set(STORED), "what stays on a CPU stays on a GPU"
 
 
 def planes_of(rows: Tensor, entry: TensorEntry) -> Planes:
@@ -126,7 +125,7 @@ def planes_source(file: GGUFFile, device: torch.device, dtype: torch.dtype) -> t
     rows = PackedRows(dtype)
     kept = [file.tensors[name] for name in stored_matrices(file) if file.tensors[name].storage.name in LAYOUTS]
     tables = {entry.name: rows.table(planes_of(file.rows(entry.name).to(device), entry)) for entry in kept}
-    return StoredTensors(file, tables, instead="16 bits", stay=STORED), rows
+    return StoredTensors(file, tables, instead="16 bits", stay=LAYOUTS), rows
 
 
 def why_not_on_gpu(config: ModelConfig) -> list[str]:
