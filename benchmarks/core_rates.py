@@ -102,7 +102,7 @@ def rate(core: Core, instruction: str) -> float:
 
 
 def bytes_per_second() -> float:
-    """What this thread reads from memory, beyond any cache."""
+    """Bytes that one thread reads from memory in a second, beyond any cache."""
     numbers, least = torch.ones(1 << 26), float("inf")
     for _ in range(8):
         began = time.process_time()

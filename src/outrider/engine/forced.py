@@ -1,10 +1,12 @@
-"""Text that grammars force, drafted by nobody: where a row's grammar knows what must follow, that is the row's draft.
+"""Text that a grammar forces, as the draft of a row: no drafter needs to guess what must follow.
 
-The drafter is not asked for such a row, and is shown a root without guesses there. So what it keeps stays as it is in rounds
-that do not draft, and the next one reads the text. Drafters that read the target's states are shown all nodes: they note
-those that were committed, whoever guessed them. The text is forced and its tokens are not, since it may be split in other
-ways. So they are guesses, chosen ones, which every rule tests like others. Where a model splits the text in other ways most of
-the time, the drafter is asked again.
+The text is forced and its tokens are not, since a model may split it in other ways. So these tokens are guesses, chosen ones,
+which every rule tests like others. While nearly all of them hold, the drafter is not asked for the row. Where more fail, the
+drafter is asked, and forced text takes the place of guesses that it does not have.
+
+The drafter is shown a root without guesses for such a row. So its caches stay as in a round that does not draft, and the next
+round reads the text. Drafters that read the target's states are shown all nodes: they note the committed ones, whoever guessed
+them.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from outrider.core.tree import TokenTree
 
 _LONGEST = 16
 """Most forced tokens of a row in a round."""
-_PATIENCE = 4
-"""Tokens that may fail before those that held must be as many."""
+_SURE = 0.8
+"""Share of the tested tokens that held, from which on the drafter is not asked. One may fail before they are counted."""
+_LIKELY = 0.3
+"""The same share, from which on forced text takes the place of missing guesses. Four may fail before they are counted."""
 _WAYS = (Draws.DETERMINISTIC, Draws.IID)
 """Ways of drawing that a chosen guess goes with: as one of a law that holds nothing else, where there are laws."""
 
@@ -36,28 +40,35 @@ class Forced(NamedTuple):
     """What grammars force in a round: tokens of each row, none where there is a choice."""
 
     runs: list[tuple[int, ...]]
+    sure: list[bool]
+    """Rows for which the drafter is not asked."""
 
     @staticmethod
     def of(states: Sequence[RequestState], room: Sequence[int], draws: Draws) -> Forced:
         """At most ``room`` tokens of each row."""
         known = draws in _WAYS
-        return Forced([_run_of(state, min(most, _LONGEST)) if known else () for state, most in zip(states, room, strict=True)])
+        runs = [_run_of(state, min(most, _LONGEST)) if known else () for state, most in zip(states, room, strict=True)]
+        return Forced(runs, [bool(run) and _holds(state, _SURE, 1) for state, run in zip(states, runs, strict=True)])
 
     def __bool__(self) -> bool:
         return any(self.runs)
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of a round in which no other row may guess; None where there are others."""
+        """The plan of a round in which the drafter is asked for no row; None if it is asked for one."""
         nothing = (0,) * len(self.runs)
         reason = Reason(ReasonCode.FORCED, {"length": max(map(len, self.runs))})
-        return Plan(nothing, nothing, reason=reason) if all(self.runs) else None
+        return Plan(nothing, nothing, reason=reason) if all(self.sure) else None
 
     def without(self, plan: Plan) -> Plan:
-        """The plan, in which these rows are not drafted for."""
-        return (
-            plan.clipped([0 if run else depth for run, depth in zip(self.runs, plan.max_depth, strict=True)]) if self else plan
-        )
+        """The plan, in which rows are not drafted for if the drafter is not asked."""
+        if not any(self.sure):
+            return plan
+        return plan.clipped([0 if sure else depth for sure, depth in zip(self.sure, plan.max_depth, strict=True)])
+
+    def beside(self, draft: Draft) -> Forced:
+        """The forced text of the rows for which the drafter was not asked, or has no guess."""
+        return self._replace(runs=[run if size == 1 else () for run, size in zip(self.runs, draft.tree.sizes, strict=True)])
 
     def put_into(self, draft: Draft, vocab_size: int) -> Draft:
         """The draft with forced text for its rows. What the drafter ran of the target was not run for them."""
@@ -107,10 +118,16 @@ class Forced(NamedTuple):
 
 def _run_of(state: RequestState, most: int) -> tuple[int, ...]:
     """The tokens that must follow, at most so many; none where a failure of the grammar is for ``emit`` to find."""
-    grammar, (tested, held) = state.params.grammar, state.forced
-    if grammar is None or most <= 0 or state.grammar_state is None or tested > 2 * held + _PATIENCE:
+    grammar = state.params.grammar
+    if grammar is None or most <= 0 or state.grammar_state is None or not _holds(state, _LIKELY, 4):
         return ()
     try:
         return tuple(grammar.forced(state.grammar_state)[:most])
     except Exception:
         return ()
+
+
+def _holds(state: RequestState, share: float, failures: int) -> bool:
+    """Whether so large a share of the tested tokens has held, not counting a few ``failures``."""
+    tested, held = state.forced
+    return held >= share * (tested - failures)

@@ -2,12 +2,11 @@
 
     leave -> admit -> read -> round -> leave
 
-Requests of one method share a *lane*; all lanes share the target, the slots and the memory. The host drives a lane's rounds
-(``host_lane.py``), or they are captured graphs (``device_lane.py``); nothing a request gets depends on that, or on who else is
-there. Prompts are read in pieces, so a long one delays the others by one piece at a time; where the target can, a piece shares
-the pass of a round (``admission.py``). Memory is counted before it is used
-(``memory.py``): trees shrink first, then the youngest request goes back to the queue with all it has, and reads itself again
-later.
+Requests of one method share a *lane*. All lanes share the target, the slots and the memory. The host drives a lane's rounds
+(``host_lane.py``), or they are captured graphs (``device_lane.py``). The text of a request depends neither on that nor on other
+requests. Prompts are read in pieces, so a long one delays the others by one piece at a time. Where the target can, a piece
+shares the pass of a round (``admission.py``). Memory is counted before it is used (``memory.py``): trees shrink first, then the
+youngest request returns to the queue with all it has, and is read again later.
 
 A request's life: waiting -> arriving (its tokens are read) -> running (a row of its lane) -> finished or cancelled, and from
 running back to waiting where memory runs out. Not for several threads: ``server/worker.py`` gives it one of its own.

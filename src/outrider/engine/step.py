@@ -132,6 +132,7 @@ class Engine:
         plan = plain or self._read_up(batch, context, forced.without(self._plan(batch, limits, room).clipped(left)))
         planned = self._own_clock()  # a round is what a policy can compare; its own thinking comes and goes
         own_draft = method.drafter.asked(batch.drafter_state, context, plan)
+        forced = forced.beside(own_draft)
         draft, drafted = forced.put_into(own_draft, self.target.vocab_size), self._own_clock()
         taps = method.drafter.round_taps(batch.drafter_state)
         scores = self._scores(draft, batch.cache, taps, pieces)
