@@ -37,7 +37,7 @@ def served(llm: LLM, states: Sequence[RequestState], slots: Slots, *, every: int
 @pytest.mark.parametrize("method", ["plain", "draft-model", "prompt-lookup", "early-exit", "best-first"])
 def test_texts_are_those_of_requests_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However prompts are cut, and in whatever order requests come."""
-    llm = LLM(method=method, num_draft_tokens=None if method == "plain" else 3)
+    llm = LLM(method=method, **({} if method == "plain" else {"num_draft_tokens": 3}))
     params = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True)
     alone = [output.token_ids for output in llm.generate(PROMPTS, params)]
     assert isinstance(llm.target, ReadingTarget)
