@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from outrider import LLM, SamplingParams
 from outrider.codecs.grammar import GrammarCompiler, GrammarState, TokenGrammar
 from outrider.codecs.text import TextCodec
-from outrider.core.draft import Draws
+from outrider.core.draft import Draft, Draws
 from outrider.core.errors import OptionError
 from outrider.core.plan import Plan
 from outrider.core.request import Request, RequestState
@@ -387,5 +387,17 @@ def test_forced_text_keeps_to_the_limits_of_a_request(llm: LLM, grammars: dict[s
     assert full and len(full.runs[0]) > 3 and full.plan is not None
     assert Forced.of([state], [2], Draws.DETERMINISTIC).runs == [full.runs[0][:2]]
     assert not Forced.of([state], [0], Draws.DETERMINISTIC) and not Forced.of([state], [16], Draws.BEAM)
-    beside = Forced([*full.runs, ()])
+    beside = Forced([*full.runs, ()], [True, False])
     assert beside.plan is None and beside.without(Plan((3, 3), (6, 6))).max_nodes == (0, 6)
+
+
+def test_forced_text_that_seldom_holds_leaves_the_row_to_the_drafter(llm: LLM, grammars: dict[str, TokenGrammar]) -> None:
+    request = llm.requests([PROMPT], [SamplingParams(max_tokens=30, grammar=grammars["json"])])[0]
+    state, root = RequestState.of(request), ([7], [-1])
+    state.forced = (5, 2)
+    unsure = Forced.of([state], [16], Draws.DETERMINISTIC)
+    assert unsure and unsure.plan is None and unsure.without(Plan((3,), (6,))).max_nodes == (6,)
+    nothing, guess = (Draft(TokenTree.of_rows([row]), Draws.DETERMINISTIC) for row in (root, ([7, 8], [-1, 0])))
+    assert unsure.beside(nothing).runs == unsure.runs and not unsure.beside(guess)
+    state.forced = (20, 2)
+    assert not Forced.of([state], [16], Draws.DETERMINISTIC)

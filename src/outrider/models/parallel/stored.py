@@ -11,7 +11,7 @@ from outrider.core.errors import OptionError
 from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gguf import GGUFFile, read_gguf
-from outrider.models.gguf.stored import EMBEDDING, SPAN, StoredTensors
+from outrider.models.gguf.stored import EMBEDDING, SPAN, stored_tensors
 from outrider.models.load import read_config
 from outrider.models.native.known import multiplies_stored
 from outrider.models.quantised.folder import QuantisedFolder, checkpoint
@@ -29,7 +29,7 @@ def stored_share(path: Path, config: ModelConfig, share: Share) -> Weights:
     ranks."""
     if path.suffix == ".gguf":
         file = memory = read_gguf(str(path))
-        source, embedding = StoredTensors(file), file.tensor(EMBEDDING)
+        source, embedding = stored_tensors(file), file.tensor(EMBEDDING)
     else:
         folder = checkpoint(path, read_config(path))
         assert isinstance(folder, QuantisedFolder), "check_stored has seen it"
