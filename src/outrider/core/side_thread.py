@@ -6,7 +6,10 @@ Work that lacks a graph ends with ``NotCapturedError``. The main thread then doe
 
 from __future__ import annotations
 
+import functools
 import threading
+
+import torch
 
 
 class NotCapturedError(RuntimeError):
@@ -23,6 +26,13 @@ _MARK = _Mark()
 def become_side_thread() -> None:
     """Mark the calling thread as a side thread: the ``initializer`` of a pool."""
     _MARK.is_set = True
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream of side threads on a GPU. It comes from PyTorch's pool of urgent streams: streams are handed out again after
+    32, and one of the other pool could be the stream on which the main thread captures."""
+    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
 
 def check_may_capture() -> None:

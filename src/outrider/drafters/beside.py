@@ -28,7 +28,7 @@ from outrider.core.errors import CompositionError
 from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowState
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.scores import Scores
-from outrider.core.side_thread import NotCapturedError, become_side_thread
+from outrider.core.side_thread import NotCapturedError, become_side_thread, side_stream
 from outrider.drafters.foreseen import after, after_context, at_the_end, cut, first_path, merged
 
 
@@ -196,7 +196,7 @@ class Beside(Drafter, ABC):
         sizes = [len(tokens) for tokens in context.tokens]
         again = partial(self._again, state, context, texts, replace(plan, stop=None))
         device = context.device
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream = side_stream(device)
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
         work = self._thread.submit(self._foresee, state, context, texts, replace(plan, stop=None), stream)
