@@ -72,8 +72,8 @@ class Rounds:
         self, method: Method, sizes: Collection[int] = (1,), *, comes_at_once: bool = False
     ) -> Iterator[tuple[int, int]]:
         """Compile and capture what so many requests would wait for; yields how many rounds are ready, and of how many. Where a
-        batch ``comes_at_once``, rounds read no prompts, and the frame shrinks as requests end. Nothing to do where rounds are
-        not captured."""
+        batch ``comes_at_once``, its rounds read no prompts, and the frame shrinks as requests end. Nothing to do where rounds
+        are not captured."""
         graphs = self.graphs_of(method)
         if graphs is None or graphs.is_held_by_another(self):
             return
@@ -81,7 +81,7 @@ class Rounds:
         from outrider.engine.device_seats import NUM_PIECES
 
         frames = {frame for size in sizes for frame in (frame_sizes(size) if comes_at_once else [num_slots(size)])}
-        pieces = {frame: NUM_PIECES[:1] if comes_at_once or frame == 1 else NUM_PIECES for frame in frames}
+        pieces = {frame: NUM_PIECES[:1] if comes_at_once and frame > 1 else NUM_PIECES for frame in frames}
         total, count = sum(len(kinds) for frame, some in pieces.items() for kinds in graphs.kinds(frame, some)), 0
         for frame in sorted(frames, reverse=True):
             for _ in graphs.prepare(frame, pieces=pieces[frame]):

@@ -19,6 +19,7 @@ from outrider.core.method import Method
 from outrider.core.params import SamplingParams
 from outrider.core.plan import Plan
 from outrider.core.request import Request, RequestState
+from outrider.engine import device_seats
 from outrider.engine.device_lane import DeviceLane
 from outrider.engine.device_seats import Seat
 from outrider.engine.job import Job, Slots
@@ -175,6 +176,7 @@ class FakeGraphs:
     prompt_taps = (1,)
     beside: Any = None
     most_guesses = longest_at_hand = 2
+    depths = (0, 2)
     most_pieces = 16
     slack = 3
     least_len = 2
@@ -479,3 +481,30 @@ def test_the_bench_decodes_in_captured_rounds_and_traces_on_the_host(world: tupl
 def test_slots_come_in_powers_of_two() -> None:
     assert [num_slots(count) for count in (1, 3, 8, 9, 300)] == [1, 4, 8, 16, 512]
     assert [frame_sizes(count) for count in (1, 3, 8, 50)] == [[1], [4, 1], [8, 2], [64, 16, 4, 1]]
+
+
+@pytest.mark.parametrize(("length", "num_reading_rounds"), [(2, 1), (100, 1), (129, 1), (130, 0)])
+def test_a_short_prompt_that_arrives_alone_is_read_by_a_round_without_guesses(
+    world: tuple[Scheduler, FakeGraphs], length: int, num_reading_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_seats, "NUM_PIECES", (0, 2, 4))
+    scheduler, graphs = world
+    scheduler.slots = Slots(9, 4096)
+    for turn in range(2):
+        prompt = [(turn + 5 * n) % VOCAB for n in range(length)]
+        state = RequestState.of(Request(prompt, SamplingParams(max_tokens=9)))
+        scheduler.submit(Job(turn, state))
+        while not scheduler.is_idle:
+            scheduler.round()
+        assert state.output_ids == text_of(prompt, 9)
+        assert graphs.num_reading_rounds == (1 + turn) * num_reading_rounds
+    assert (graphs.played[0] == 0) == bool(num_reading_rounds)
+
+
+def test_prompts_that_arrive_together_are_read_in_a_pass_of_their_own(world: tuple[Scheduler, FakeGraphs]) -> None:
+    scheduler, graphs = world
+    for number in range(2):
+        scheduler.submit(Job(number, RequestState.of(Request([number, 3, 4], SamplingParams(max_tokens=5)))))
+    while not scheduler.is_idle:
+        scheduler.round()
+    assert graphs.num_reading_rounds == 0

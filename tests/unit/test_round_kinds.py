@@ -26,6 +26,14 @@ def test_after_a_warm_up_every_round_is_served(guesses: list[int]) -> None:
         assert not usual or best_of(prepared, wanted) == wanted
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_single_slot_reads_its_prompt_before_it_drafts(told: bool) -> None:
+    guesses = list(range(9))
+    prepared = list(told_kinds(1, guesses, NUM_PIECES)) if told else usual_kinds(1, guesses, NUM_PIECES)
+    assert [kind for kind in prepared if kind.num_pieces] == [RoundKind(1, 0, count) for count in NUM_PIECES[1:]]
+    assert not any(kind.num_pieces for kind in other_kinds(1, guesses, NUM_PIECES))
+
+
 def test_rounds_of_a_rule_on_the_host_serve_every_sampler() -> None:
     guesses = [0, 1, 2, 4]
     prepared = [*told_kinds(8, guesses, NUM_PIECES), *usual_kinds(8, guesses, NUM_PIECES)]

@@ -1,11 +1,11 @@
 """A lane whose rounds are CUDA graphs. The device runs one round ahead of the host.
 
 While a round runs, the host reads the note of the round before, gives every request its tokens, and informs the policy. It
-notices the end of a request one round late, and discards what the device did in its slot meanwhile. So the output equals that
-of ``HostLane``, its oracle, token for token. The number of slots is a power of two.
+notices the end of a request one round late, and discards what the device did meanwhile. The output is that of ``HostLane``, its
+oracle, token for token. The number of slots is a power of two.
 
-The prompt of a request that arrives while others run is read inside their rounds, in pieces, so the others do not wait for it.
-If no request runs, the scheduler reads prompts in passes of their own (``engine/admission.py``).
+Rounds read the prompts of requests that arrive while others run, in pieces, and short prompts of requests that arrive alone.
+Other prompts have passes of their own (``engine/admission.py``).
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ class DeviceLane(Lane):
 
     def __init__(self, graphs: RoundGraphs) -> None:
         self._graphs = graphs
-        self._size = 0
-        """Number of slots of the frame; 0 while the lane has none."""
+        self._size = self._num_rounds = 0
+        """Number of slots of the frame, 0 while the lane has none; and rounds so far."""
         self._seats: dict[int, Seat] = {}
         """Requests that have a slot."""
         self._joining: list[Seat] = []
         self._pending: Launched | None = None
-        self._num_rounds = 0
         self._arriving = Arriving()
         self._policy_state: Any = None
         self.keep: Keep = lambda *_: None
@@ -85,11 +84,11 @@ class DeviceLane(Lane):
             return None
         return max(self.order) if len(self.order) > 1 else None
 
-    def reads(self, number: int, state: RequestState, prefix: Any) -> bool:
-        """Take a request whose prompt is read inside the rounds in flight."""
-        if not self._seats or state.request.read_ids:
+    def reads(self, number: int, state: RequestState, prefix: Any, *, is_alone: bool) -> bool:
+        seat = Seat(number, state, prefix)
+        if state.request.read_ids or not (self._seats or (is_alone and seat.is_read_at_once)):
             return False
-        self._joining.append(Seat(number, state, prefix))
+        self._joining.append(seat)
         self._arriving.num_joined += 1
         return True
 
@@ -118,7 +117,9 @@ class DeviceLane(Lane):
         policy.carry(self._policy_state, prompts_of(seats, num_pieces_left(seats)))
         plan = policy.plan(self._policy_state, self._size)
         if self._seats:
-            depth, after = min(max(plan.max_depth), self._graphs.most_guesses), None
+            runs = any(seat.first_round is not None for seat in seats)
+            most, after = self._graphs.most_guesses if runs else self._graphs.depths[0], None
+            depth = min(max(plan.max_depth), most)
             if beside is not None and beside.listens:
                 report = report or self._read()
             is_told, lags = self._is_told(), depth > 0 and (beside is not None or any(seat.num_unread for seat in seats))
@@ -139,8 +140,7 @@ class DeviceLane(Lane):
         return report
 
     def _is_told(self) -> bool:
-        """Whether the next round needs the rule on the host. Without random draws, a lossless rule takes the most likely token,
-        as captured rounds do."""
+        """Whether the next round needs the rule on the host. Without draws, captured rounds do as a lossless rule does."""
         rule = None if self._graphs.beside is None else self._graphs.beside.rule
         running = (seat for seat in self._seats.values() if seat.first_round is not None)
         return rule is not None and any(not rule.lossless or seat.draws or any(seat.asks) for seat in running)
@@ -158,8 +158,8 @@ class DeviceLane(Lane):
 
     def _needy(self, rounds: int) -> dict[int, RequestState]:
         """Slots without pages for what so many rounds may write."""
-        ahead, seats = rounds * self._graphs.slack, self._seats.items()
-        return {slot: seat.state for slot, seat in seats if len(seat.state.tokens) + ahead > seat.num_paged}
+        ahead = rounds * self._graphs.slack
+        return {slot: seat.state for slot, seat in self._seats.items() if len(seat.state.tokens) + ahead > seat.num_paged}
 
     def _make_seats(self) -> RoundReport | None:
         """Give slots to requests that have joined. Returns the report of the round that had to end for that."""

@@ -57,6 +57,11 @@ class Seat:
         return len(self.state.tokens) - 1 - self.num_read if self.first_round is None else 0
 
     @property
+    def is_read_at_once(self) -> bool:
+        """Whether one round has room for all that is left of the prompt."""
+        return self.num_left <= NUM_PIECES[-1] * PIECE_LEN
+
+    @property
     def draws(self) -> bool:
         """Whether its tokens are drawn at random."""
         return self.state.params.temperature > 0

@@ -58,10 +58,10 @@ class Lane(ABC):
         """A request that must wait again, because the others need its memory in the next round."""
         return None
 
-    def reads(self, number: int, state: RequestState, prefix: Any) -> bool:
+    def reads(self, number: int, state: RequestState, prefix: Any, *, is_alone: bool) -> bool:
         """Take a request whose prompt the lane reads in its own rounds, starting behind ``prefix``. Returns False if the prompt
-        must be read first."""
-        del number, state, prefix
+        must be read first. ``is_alone``: no other request runs, and none can join it now."""
+        del number, state, prefix, is_alone
         return False
 
     @abstractmethod

@@ -68,14 +68,15 @@ def best_of(kinds: Iterable[RoundKind], wanted: RoundKind) -> RoundKind | None:
 
 
 def usual_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -> list[RoundKind]:
-    """Rounds of requests that sample with a temperature alone."""
-    return [RoundKind(num_slots, length, count) for length, count in product(guesses, pieces)]
+    """Rounds of requests that sample with a temperature alone. The first of ``guesses`` is the shortest draft. A single slot
+    reads its prompt before anything is drafted."""
+    both = product(guesses, pieces)
+    return [RoundKind(num_slots, length, count) for length, count in both if num_slots > 1 or not count or length == guesses[0]]
 
 
 def other_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -> Iterator[RoundKind]:
-    """Rounds for all other requests. Those without which a request would wait for a capture come first. The first of
-    ``guesses`` is the shortest draft."""
-    least, few, lengths = guesses[0], pieces[:2], _thinned(guesses)
+    """Rounds for all other requests. Those without which a request would wait for a capture come first."""
+    least, few, lengths = guesses[0], pieces[: 2 if num_slots > 1 else 1], _thinned(guesses)
     everything = RoundKind(num_slots, least, 0, Stages.TYPICAL, logprobs=True)
     with_grammars, truncating = replace(everything, constrained=True), RoundKind(num_slots, least, 0, Stages.TOP_P)
     for kind, count in product((everything, with_grammars, truncating), few):
@@ -86,9 +87,10 @@ def other_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -
 
 def told_kinds(num_slots: int, guesses: Sequence[int], pieces: Sequence[int]) -> Iterator[RoundKind]:
     """Rounds for all requests under a rule on the host. The rule takes the logits, so there is one sampler. Kinds with
-    log-probabilities have the shortest draft."""
-    yield from (replace(kind, told=True) for kind in usual_kinds(num_slots, guesses, pieces))
-    for count in pieces[:2]:
+    log-probabilities have the shortest draft. A single slot that reads its prompt has no logits yet."""
+    for kind in usual_kinds(num_slots, guesses, pieces):
+        yield replace(kind, told=num_slots > 1 or not kind.num_pieces)
+    for count in pieces[: 2 if num_slots > 1 else 1]:
         yield RoundKind(num_slots, guesses[0], count, logprobs=True, told=True)
 
 

@@ -277,7 +277,8 @@ class Scheduler:
             self.last_waits += [] if state.num_output else [time.perf_counter() - job.created]
             known = self.prefixes if job.shares_prefix and not lane.taps else None
             prefix = None if known is None else known.find(state.read_tokens[:-1])
-            if not lane.reads(job.id, state, prefix):
+            is_alone = self.num_running == 1 and (self.slots.max_rows == 1 or not self._waiting)
+            if not lane.reads(job.id, state, prefix, is_alone=is_alone):
                 self._arrivals.add(lane, (job.id, state), prefix)
 
     def _keep_prefix(self, number: int, cache: Any, row: int) -> None:
