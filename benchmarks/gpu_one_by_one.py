@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python benchmarks/gpu_one_by_one.py [--tokens 64] [--requests 12] [--json FILE]
 
-The models are those of ``serving_goodput.py``: the bundled pair in 8B shapes. There is one seat, and a request comes when the one
-before it has ended, so nothing hides what a request costs besides its rounds. For each method and length of prompt: the median
-seconds to the first token, tokens per second in all, and those while tokens are emitted. A round is slow if it took three times
-the median. For those, the file says how long it took, whether a graph was captured in it, how long the garbage collector
-ran, and whether a request began. Rounds are captured beforehand. The last line is JSON.
+The models are those of ``serving_goodput.py``: the bundled pair in 8B shapes. There is one seat, and a request comes when the
+one before it has ended, so nothing hides what a request costs besides its rounds. For each method and length of prompt: the
+median milliseconds to the first token, tokens per second in all, and those while tokens are emitted. A round is slow if it took
+three times the median. Of each slow round the file says how long it took, how many graphs were captured in it, and how long the
+garbage collector ran. Rounds are captured beforehand. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Bench:
     def method(self, name: str) -> Method:
         row, policy, options = METHODS[name]
         draft = None if row == "plain" else self.draft
-        method = compose(row, self.target, draft=draft, policy=None if row == "plain" else policy, options=options)
+        method = compose(row, self.target, draft=draft, policy=policy, options=options)
         label = {"benchmark": "gpu_one_by_one", "method": name}
         if policy == "adaptive":
             expect_prices(method, self.target, label, self.rounds.graphs_of, KnownPrices())
