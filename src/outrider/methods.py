@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
+from outrider.acceptance.fly import Fly, FlyOptions
 from outrider.acceptance.gsd import Grouped, GroupedOptions, GroupedPartition, PartitionOptions
 from outrider.acceptance.judge import Judge, JudgeOptions
 from outrider.acceptance.lantern import Lantern, LanternOptions, LanternPlus, LanternPlusOptions
@@ -159,6 +160,7 @@ RULES: Catalog[RuleRow] = Catalog(
         "judge": RuleRow(
             Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions, needs=("judge",)
         ),
+        "fly": RuleRow(Fly, "takes a refusal back where the target goes along", "arXiv 2511.22972", FlyOptions),
         "unverified": RuleRow(Unverified, "keeps what a drafter went on from", "arXiv 2504.08850", UnverifiedOptions),
         "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
         "lantern": RuleRow(Lantern, "keeps a guess for its neighbours in the codebook", "arXiv 2410.03355", LanternOptions),
