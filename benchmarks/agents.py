@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from default_policy import useless_draft
 
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import keep_results
 from outrider.bench.stats import ratio_of
 from outrider.bench.suites import Encoder, Suite, load_suites
+from outrider.bundled import bundled_path
 from outrider.conversation import Conversation
 from outrider.core.errors import OutriderError
 from outrider.core.method import Method
@@ -136,7 +138,7 @@ def row_of(suite: str, name: str, one: Counted, plain: Counted) -> dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="the bundled pair, if not given")
-    parser.add_argument("--draft", help="its draft model; the bundled pair has one")
+    parser.add_argument("--draft", help="its draft model; the bundled pair has one, 'useless' is that one, shuffled")
     parser.add_argument("--suites", default="agent,reasoning-long")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME", help="only these")
     parser.add_argument("--rounds", type=int, default=3)

@@ -80,7 +80,6 @@ from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.optimal import Optimal, OptimalOptions
 from outrider.policies.threshold import Threshold, ThresholdOptions
 from outrider.policies.tuning import AdaptiveOptions
-from outrider.policies.ways import Ways
 
 METHODS: Catalog[MethodRow] = Catalog(
     "method",
@@ -176,9 +175,7 @@ POLICIES: Catalog[PolicyRow] = Catalog(
     "policy",
     {
         "fixed": PolicyRow(Fixed, FixedOptions, "the same length every round"),
-        "adaptive": PolicyRow(
-            Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none", Ways
-        ),
+        "adaptive": PolicyRow(Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none"),
         "optimal": PolicyRow(Optimal, OptimalOptions, "the best length by measured acceptance and cost"),
         "heuristic": PolicyRow(Heuristic, HeuristicOptions, "longer after a fully accepted draft, shorter after a rejection"),
         "bandit": PolicyRow(Bandit, BanditOptions, "lengths as the arms of a bandit, rewarded by tokens per second"),
@@ -227,8 +224,7 @@ def compose(
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
     drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
-    planned = policy_row.made(fill(policy_row.options, given), drafter.num_ways)
-    method = Method(drafter, rule_row.build(given), planned)
+    method = Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
     return replace(method, drafter=beside(name, drafter)) if fill(ExecutorOptions, given).beside else method
 
 
