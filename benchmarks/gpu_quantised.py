@@ -39,7 +39,8 @@ from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
 from outrider.models.gpu.products import multiply  # noqa: E402
 from outrider.models.gpu.small_batch_matmul import product, reference_product  # noqa: E402
 from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
-from outrider.models.packed import GROUP, FewBits, LayerMatrices, Packed  # noqa: E402
+from outrider.models.few_bits import FewBits
+from outrider.models.packed import GROUP, LayerMatrices, Packed  # noqa: E402
 from outrider.models.planes import UNIT, Planes, together  # noqa: E402
 from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
 

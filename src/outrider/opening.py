@@ -126,10 +126,10 @@ def divided(size: int, load: partial[Target], source: Source, *, numerics: str, 
     """The target divided among ``size`` processes, opened as ``load`` would."""
     from outrider.models.parallel import load_parallel
 
-    target = load_parallel(source, size, **load.keywords, **options)
+    target = load_parallel(source, size, **load.keywords, numerics=numerics, **options)
     if numerics == "invariant" and not target.traits.is_invariant:
         target.team.close()
-        needed = "the native pass of a CPU, or 16 bits on GPUs that NCCL connects"
+        needed = "the native pass of a CPU, or the kernels of a GPU"
         raise OptionError(f"numerics = {numerics!r} of a divided model needs {needed}; leave it or tensor_parallel out")
     return target
 

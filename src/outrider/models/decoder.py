@@ -148,7 +148,7 @@ class Decoder(LayeredTarget, PlacingTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] input of the first layer."""
-        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding.__getitem__, tokens)
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 

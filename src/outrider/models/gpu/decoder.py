@@ -81,7 +81,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.dtype
         self.weights = matrices_of(weights, bits)
-        self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
+        self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=joint.is_wired)
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
         self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, sides=config.cache_sides)
         sizes: dict[str, Any] = {"context_len": config.max_len, "dtype": self.dtype, "device": self.device}
@@ -239,7 +239,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         table, scale = self.weights.embedding, self.config.embedding_scale
-        x = self.joint.embed(table, tokens) if isinstance(table, Tensor) else embedded_rows(table, tokens, self.dtype)
+        x = self.joint.embed(lambda rows: embedded_rows(table, rows, self.dtype), tokens)
         return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
 
     def _attend(self, stream: Stream, index: int, steps: Sequence[Step]) -> Stream:

@@ -183,7 +183,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget, ReadingTarget)
         scale = self.config.embedding_scale
         if self._embedding is None:
             return self._dequantised(tokens.contiguous())
-        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding.__getitem__, tokens)
         embedded = embedded.to(self.dtype)
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
@@ -296,5 +296,5 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget, ReadingTarget)
     def _entered(self, tree: TokenTree, start: int, hidden: Tensor | None) -> Tensor:
         """[B, N, H] float32 input of the first layer of a share, written to ``hidden`` if given."""
         assert self._joint is not None and self._embedding is not None
-        states = self._joint.embed(self._embedding, tree.tokens[:, start:]).float() * self.config.embedding_scale
+        states = self._joint.embed(self._embedding.__getitem__, tree.tokens[:, start:]).float() * self.config.embedding_scale
         return states.contiguous() if hidden is None else hidden.copy_(states)
