@@ -120,6 +120,8 @@ class Weights:
     """[H, 2H] maps a token's embedding and the previous state to the first layer's input (EAGLE-1)."""
     file: StoredBytes | None = None
     """The storage of the stored matrices, for a CPU."""
+    float_inputs: bool = False
+    """Whether products with stored matrices take inputs as they are, in floats (``dtype="stored-exact"``)."""
     rows: PackedSource | None = None
     """The storage of the packed matrices, for a GPU."""
 
