@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", nargs="+", type=int, default=[1024, 15_000, 32_768])
     parser.add_argument("--rows", type=int, default=8, help="most rows of a pass")
-    parser.add_argument("--texts", type=int, default=3, help="requests of every storage")
+    parser.add_argument("--texts", type=int, default=2, help="requests of every storage")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     began = time.perf_counter()

@@ -235,20 +235,20 @@ def codes() -> None:
         Rows(lengths, torch.zeros(2, 64, dtype=torch.int32), 64),
         Sights(nodes[..., :1].long(), nodes[..., 0], 0, nodes),
     )
-    for storage, dim, copied in pairs((s for s in STORAGES.values() if s.is_rounded), (64, 128, 256), (False, True)):
+    exact, fast = (cut_for(2, 16, num_kv_heads=2, capacity=8192, invariant=flag) for flag in (True, False))
+    looks = [(exact, Bounds()), (exact, Bounds(128, 5.0)), (replace(fast, block_keys=64), Bounds())]
+    looks.append((KeySplit(1, block_queries=64), Bounds()))
+    for storage, (dim, copied) in pairs(
+        (s for s in STORAGES.values() if s.is_rounded), ((64, True), (128, True), (128, False))
+    ):
         tree_triton.can_copy = lambda *_, copied=copied: copied
-        numbers = torch.zeros(2, 128, 2, 64, dim).to(storage.codes)
-        memory = LayerPages(*numbers, *torch.zeros(2, 128, 2, 64), torch.bfloat16)
+        codes = torch.zeros(2, 128, 2, 64, dim).to(storage.codes)
+        memory = LayerPages(*codes, *torch.zeros(2, 128, 2, 64), torch.bfloat16)
         qkv, table = torch.zeros(2, 4, 12 * dim), torch.zeros(4096, dim, dtype=torch.bfloat16)
-        for sights in (Sights(None, None), tree):
+        for sights, (cut, bounds) in pairs((Sights(None, None), tree), looks):
             queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=(table, table))
-            stages = 2 if dim > 128 else 3
-            cuts = [cut_for(2, 16, num_kv_heads=2, capacity=size, invariant=exact) for size in (512, 8192) for exact in (0, 1)]
-            for cut in (*cuts, KeySplit(1, block_queries=64, block_keys=32 if dim > 128 else 64)):
-                fitting = replace(cut, num_stages=stages, block_keys=min(cut.block_keys, 64))
-                bounds = Bounds(128, 5.0)
-                for each in (Bounds(), bounds):
-                    attend_tree(queries, memory, rows, sights=sights, cut=fitting, scale=1.0, bounds=each)
+            attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=1.0, bounds=bounds)
+        print(f"{storage.name}, heads of {dim}: {sum(COMPILED.values())} launches compile", flush=True)
 
 
 def recurrent() -> None:
