@@ -33,7 +33,7 @@ from outrider.core.request import RequestState  # noqa: E402
 from outrider.cuda_graphs import Rounds  # noqa: E402
 from outrider.models.decoder_weights import LayerWeights, Weights  # noqa: E402
 from outrider.models.features import Experts  # noqa: E402
-from outrider.models.few_bits import FewBits
+from outrider.models.few_bits import FewBits  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 from outrider.models.gpu.experts import experts_mlp  # noqa: E402
 from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
