@@ -56,7 +56,10 @@ def load_tile(memory, at, inside, D: tl.constexpr, MASKED: tl.constexpr, SCALED:
 def load_scales(key_scales, value_scales, at, inside, MASKED: tl.constexpr, SCALED: tl.constexpr):
     """[BK] scales of keys and of values; ones where numbers are as they are."""
     if not SCALED:
-        return 1.0, 1.0
-    if MASKED:
-        return tl.load(key_scales + at, mask=inside, other=0.0), tl.load(value_scales + at, mask=inside, other=0.0)
-    return tl.load(key_scales + at), tl.load(value_scales + at)
+        key_share, value_share = 1.0, 1.0
+    elif MASKED:
+        key_share = tl.load(key_scales + at, mask=inside, other=0.0)
+        value_share = tl.load(value_scales + at, mask=inside, other=0.0)
+    else:
+        key_share, value_share = tl.load(key_scales + at), tl.load(value_scales + at)
+    return key_share, value_share
