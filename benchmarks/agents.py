@@ -146,10 +146,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the table goes, after every repetition")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    llm, what = (
-        LLM(args.model, draft=args.draft),
-        f"methods and a session's memory on the suites {args.suites.replace(',', ', ')}",
-    )
+    llm = LLM(args.model, draft=useless_draft(bundled_path("draft")) if args.draft == "useless" else args.draft)
+    what = f"methods and a session's memory on the suites {args.suites.replace(',', ', ')}"
     suites, methods, talk = load_suites(args.suites.split(",")), methods_of(llm, args.methods), Conversation(llm)
     counted = {suite.name: {name: Counted() for name in (*methods, MEMORY)} for suite in suites}
     for number in range(args.rounds):
