@@ -74,5 +74,5 @@ def _with_object(call: Any) -> Any:
         return call
     try:
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
-    except ValueError:
+    except (ValueError, RecursionError):  # brackets without end are no JSON either
         return call

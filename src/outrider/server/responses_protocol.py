@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StrictInt
 
 from outrider.server.failures import ApiError
 from outrider.server.messages import has_images, joined_text
-from outrider.server.protocol import ChatRequest, Speculation, StreamOptions, Strict
+from outrider.server.protocol import ChatRequest, FirstError, Speculation, StreamOptions, Strict
 
 
 class TextFormat(Strict):
@@ -58,7 +58,7 @@ class ResponsesRequest(Strict):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=16_384)]
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=16_384), FirstError()]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=100)
