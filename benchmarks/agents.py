@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from default_policy import useless_draft
 
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import keep_results
 from outrider.bench.stats import ratio_of
 from outrider.bench.suites import Encoder, Suite, load_suites
+from outrider.bundled import bundled_path
 from outrider.conversation import Conversation
 from outrider.core.errors import OutriderError
 from outrider.core.method import Method
