@@ -88,7 +88,7 @@ class ResponsesRequest(Strict):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     max_tool_calls: int | None = Field(None, ge=1)
-    """Of tools that a server runs by itself. There are none here."""
+    """Counts tools that a server runs by itself. There are none here."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
     """Alternatives per token of the text, as ``message.output_text.logprobs`` of ``include`` asks for its tokens."""
     speculation: Literal["off", "auto"] | Speculation = "auto"

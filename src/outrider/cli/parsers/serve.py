@@ -15,7 +15,7 @@ LIMITS = (
     ("max_tokens", int, "most tokens a request may ask for"),
     ("default_tokens", int, "tokens of a chat answer that names no limit"),
     ("max_body_bytes", int, "largest request body"),
-    ("max_body_values", int, "most values of a request body, counted by its commas"),
+    ("max_body_values", int, "most values of a request body, counted by its commas; a key counts as eight"),
     ("max_image_pixels", int, "largest image of a prompt"),
     ("max_images", int, "most images of one prompt"),
     ("timeout_s", float, "longest a request may take"),
