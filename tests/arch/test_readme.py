@@ -48,8 +48,9 @@ def test_the_readme_has_three_commands_and_a_picture_from_a_results_file() -> No
     assert [line.split()[0] for line in commands[1:]] == ["outrider"] * 3, "one line installs it, three show it"
     picture = re.search(r"!\[[^\]]+\]\((docs/images/\w+\.svg)\)", README)
     assert picture and (ROOT / picture[1]).is_file()
-    plots = (ROOT / "scripts" / "plots.py").read_text()
-    assert f'"{Path(picture[1]).stem}"' in plots, "scripts/plots.py draws it from a results file"
+    assert f'"{Path(picture[1]).stem}"' in (ROOT / "scripts" / "plots.py").read_text(), (
+        "scripts/plots.py draws it from a results file"
+    )
     assert tables.FIGURE.search(README), "the speed-up of the demo comes from its results file"
 
 
