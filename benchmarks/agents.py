@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,11 @@ class Counted:
         self.num_accepted += stats.num_accepted
 
 
-def methods_of(llm: LLM) -> dict[str, Method]:
-    """Those that this model can run; the default is marked, and stands last if it is none of the others."""
+def methods_of(llm: LLM, names: Sequence[str]) -> dict[str, Method]:
+    """The named ones that this model can run; the default is marked, and stands last if it is none of the others."""
     found, default = dict[str, Method](), (llm.method_name, dict[str, Any]())
-    for label, choice in METHODS.items():
+    for label in names:
+        choice = METHODS[label]
         try:
             found[label + " (default)" * (choice == default)] = llm.compose(choice[0], **choice[1])
         except OutriderError as error:
@@ -135,7 +136,9 @@ def row_of(suite: str, name: str, one: Counted, plain: Counted) -> dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="the bundled pair, if not given")
+    parser.add_argument("--draft", help="its draft model; the bundled pair has one, 'useless' is that one, shuffled")
     parser.add_argument("--suites", default="agent,reasoning-long")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME", help="only these")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=256)
@@ -143,8 +146,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the table goes, after every repetition")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    llm, what = LLM(args.model), "methods and a session's memory on the suites agent and reasoning-long"
-    suites, methods, talk = load_suites(args.suites.split(",")), methods_of(llm), Conversation(llm)
+    llm, what = (
+        LLM(args.model, draft=args.draft),
+        f"methods and a session's memory on the suites {args.suites.replace(',', ', ')}",
+    )
+    suites, methods, talk = load_suites(args.suites.split(",")), methods_of(llm, args.methods), Conversation(llm)
     counted = {suite.name: {name: Counted() for name in (*methods, MEMORY)} for suite in suites}
     for number in range(args.rounds):
         for suite in suites:

@@ -52,7 +52,7 @@ def useless_draft(folder: str) -> str:
 def measure(llm: LLM, drafter: str, suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
     """One family, which is all that its policy knows, as where it is served alone."""
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
-    prompts = _encode(llm, suite.first(args.prompts))
+    prompts = encoded(llm, suite.first(args.prompts))
     fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=int(k)) for k in args.lengths.split(",")}
     chosen = times_of(llm, fixed, prompts, params, args.choosing)
     best = min(fixed, key=lambda name: total(chosen[name]))
@@ -80,7 +80,7 @@ def every(llm: LLM, suites: list[str], args: argparse.Namespace) -> None:
     itself, to see what the figures are worth."""
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
     for suite in load_suites(suites):
-        prompts = _encode(llm, suite.first(args.prompts))
+        prompts = encoded(llm, suite.first(args.prompts))
         for name in args.rows.split(",") if args.rows else METHODS:
             try:
                 method = llm.compose(name) if name == "plain" else llm.compose(name, policy="adaptive")
@@ -110,7 +110,7 @@ def race(llm: LLM, methods: dict[str, Method], prompt: list[int], params: Sampli
     return seconds
 
 
-def _encode(llm: LLM, suite: Suite) -> list[list[int]]:
+def encoded(llm: LLM, suite: Suite) -> list[list[int]]:
     return [
         llm.codec.encode(item.text) if item.text else llm.codec.encode_chat([{"role": "user", "content": item.turns[0]}])
         for item in suite.items

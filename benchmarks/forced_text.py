@@ -45,8 +45,8 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-class Silent:
-    """The grammar, which says nothing of what must follow."""
+class Unforced:
+    """A grammar that allows what another one allows, and never says which text must follow."""
 
     def __init__(self, grammar: TokenGrammar) -> None:
         self.initial, self.advance, self.allowed = grammar.initial, grammar.advance, grammar.allowed
@@ -61,7 +61,7 @@ def measure(llm: LLM, method: Method, grammars: list[TokenGrammar], args: argpar
     seconds, passes, tokens = [0.0, 0.0], [0, 0], 0
     for repeat in range(args.repeats + 1):  # the first warms up
         for grammar in grammars:
-            found = [_decoded(llm, method, one, args.max_tokens) for one in (Silent(grammar), grammar)]
+            found = [_decoded(llm, method, one, args.max_tokens) for one in (Unforced(grammar), grammar)]
             assert found[0][0] == found[1][0], "the same text"
             tokens += bool(repeat) * len(found[0][0])
             for number, (_, count, took) in enumerate(found):

@@ -108,15 +108,14 @@ def told(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         for number, one in enumerate(rounds)
         if one in running and one["seconds"] > SLOW * usual
     ]
-    return {
+    row: dict[str, Any] = {
         "first_token_ms": round(1e3 * statistics.median(waits), 2),
         "tokens_per_second": round(tokens / total, 1),
         "while_emitting": round(sum(one["tokens"] for one in running) / sum(one["seconds"] for one in running), 1),
         "round_ms": round(1e3 * usual, 2),
-        "num_slow": len(slow),
-        "slow_ms": round(sum(one["ms"] for one in slow), 1),
-        "slow": sorted(slow, key=lambda one: -one["ms"])[:6],
+        "slow_rounds": len(slow),
     }
+    return row | ({"slow": sorted(slow, key=lambda one: -one["ms"])[:6]} if slow else {})
 
 
 def main() -> None:

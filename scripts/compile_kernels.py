@@ -1,6 +1,6 @@
 """Compile the GPU's kernels for Hopper on a machine without a GPU: what does not compile is found before a device is at hand.
 
-    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide] [recurrent]
+    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide] [recurrent] [codes]
 
 Needs triton. Launches are replaced by compilation alone, so results mean nothing and nothing is compared; tests/unit interprets
 the same kernels for that, and tests/gpu runs them.
@@ -221,6 +221,36 @@ def wide() -> None:
             attend_tree(queries, (block[0], block[1]), rows, sights=sights, cut=cut, scale=1.0, bounds=Bounds(window))
 
 
+def codes() -> None:
+    """Keys and values in 8 bits, written and read, with tiles fetched by the copy engine and without, over chains and trees."""
+    from outrider.cache.page_pool import LayerPages
+    from outrider.core.key_storage import STORAGES
+    from outrider.models.attention import tree_triton
+    from outrider.models.attention.tree_cut import cut_for
+    from outrider.models.attention.tree_tiles import Bounds, KeySplit, Rows, Sights
+    from outrider.models.attention.tree_triton import attend_tree, rotate_and_write
+
+    lengths, nodes = torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, 4, dtype=torch.int32)
+    rows, tree = (
+        Rows(lengths, torch.zeros(2, 64, dtype=torch.int32), 64),
+        Sights(nodes[..., :1].long(), nodes[..., 0], 0, nodes),
+    )
+    exact, fast = (cut_for(2, 16, num_kv_heads=2, capacity=8192, invariant=flag) for flag in (True, False))
+    looks = [(exact, Bounds()), (exact, Bounds(128, 5.0)), (replace(fast, block_keys=64), Bounds())]
+    looks.append((KeySplit(1, block_queries=64), Bounds()))
+    for storage, (dim, copied) in pairs(
+        (s for s in STORAGES.values() if s.is_rounded), ((64, True), (128, True), (128, False))
+    ):
+        tree_triton.can_copy = lambda *_, copied=copied: copied
+        codes = torch.zeros(2, 128, 2, 64, dim).to(storage.codes)
+        memory = LayerPages(*codes, *torch.zeros(2, 128, 2, 64), torch.bfloat16)
+        qkv, table = torch.zeros(2, 4, 12 * dim), torch.zeros(4096, dim, dtype=torch.bfloat16)
+        for sights, (cut, bounds) in pairs((Sights(None, None), tree), looks):
+            queries = rotate_and_write(qkv, memory, rows, sights=sights, tables=(table, table))
+            attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=1.0, bounds=bounds)
+        print(f"{storage.name}, heads of {dim}: {sum(COMPILED.values())} launches compile", flush=True)
+
+
 def recurrent() -> None:
     """Scans of Mamba-2 and gated delta layers of real sizes, over chains and trees, with and without a log."""
     from outrider.core.tree import TokenTree
@@ -246,6 +276,7 @@ def recurrent() -> None:
 
 def main() -> None:
     parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide, "recurrent": recurrent}
+    parts["codes"] = codes
     driver.set_active(NoDevice())
     JITFunction.__getitem__ = compile_only
     for name in sys.argv[1:] or parts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ def can_interpret() -> bool:
 
 def interpret_kernels() -> None:
     """Kernels defined from now on are interpreted, and all must be: an interpreted one cannot call a compiled one.
-    One-element arrays become numbers as they did before numpy 2.4. The language is changed for the interpreter once and stays
+    One-element arrays become numbers as they did before numpy 2.4. Conversions to FP8 are PyTorch's, because the interpreter
+    forgets to carry into the exponent. The language is changed for the interpreter once and stays
     so: to change it for every call of a function takes most of a kernel's time."""
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.runtime.interpreter as interpreter
@@ -31,8 +33,18 @@ def interpret_kernels() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
 
     interpreter._patch_lang_tensor = patched
+    interpreter._convert_float = _to_fp8(interpreter._convert_float)
     change = functools.cache(lambda: _change(interpreter))
     interpreter._patch_lang = lambda _: change() or _Stays()
+
+
+def _to_fp8(convert: Callable[..., Any]) -> Callable[..., Any]:
+    def converted(numbers: Any, source: Any, to: Any, rounding_mode: Any) -> Any:
+        if (source.name, to.name) != ("fp32", "fp8e4nv"):
+            return convert(numbers, source, to, rounding_mode)
+        return torch.from_numpy(numbers.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    return converted
 
 
 class _Stays:

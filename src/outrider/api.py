@@ -53,6 +53,8 @@ class LLM:
     - ``max_len`` is the longest context in tokens. ``page_len`` is the size of a page of keys.
     - ``fast=False`` runs the plain PyTorch decoder. ``numerics`` "invariant" insists on plain decoding's text, bit for bit;
       "fast" lets near ties fall otherwise on a GPU (default: invariant, except for weights of few bits).
+    - ``kv_cache`` "fp8" or "int8" stores keys and values in 8 bits, which changes the model's scores a little: half the
+      memory per token. Speculation then emits the text of plain decoding on that cache (docs/kv_cache.md).
     - ``revision`` is a branch, tag or commit on the hub. ``trust_remote_code`` lets a checkpoint run Python code.
     - ``tensor_parallel`` divides the target among processes. ``draft_process`` gives every draft model a process of its
       own, ``draft_parallel`` several that run its layers at once, and ``draft_dtype`` a type of its own ("int8").
@@ -76,6 +78,7 @@ class LLM:
         fast: bool = True,
         numerics: str = "auto",
         page_len: int = 0,
+        kv_cache: str = "auto",
         max_len: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -101,11 +104,11 @@ class LLM:
         opening.check_vocabularies(self.codec, self.draft_codecs, self.method_name, self.model_name)
         load = partial(load_model, dtype=dtype, device=device, fast=fast)
         source = replace(source, name=self.model_name, revision=None)
-        more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "max_len": max_len}
+        more: dict[str, Any] = {"numerics": numerics, "page_len": page_len, "kv_cache": kv_cache, "max_len": max_len}
         self.target, vision = opening.open_target(load, source, self.codec, tensor_parallel, **more)
         self.reading = PromptReader(self.codec, vision, self.model_name)
         self.target = opening.with_sparse_prompts(self.target, self.codec, keep_prompt, names, load)
-        self.rounds, self._types = Rounds(self.target), [dtype, draft_dtype or dtype]
+        self.rounds, self._types = Rounds(self.target), [dtype, draft_dtype or dtype, kv_cache]
         places: dict[str, Any] = {"dtype": draft_dtype or dtype, "apart": draft_process, "at_once": draft_parallel}
         self.drafts = opening.open_drafts(load, self.draft_names, **places)
         self.draft, self.prices = self.drafts[0] if self.drafts else None, KnownPrices()

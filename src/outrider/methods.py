@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
+from outrider.acceptance.fly import Fly, FlyOptions
 from outrider.acceptance.gsd import Grouped, GroupedOptions, GroupedPartition, PartitionOptions
 from outrider.acceptance.judge import Judge, JudgeOptions
 from outrider.acceptance.lantern import Lantern, LanternOptions, LanternPlus, LanternPlusOptions
@@ -79,7 +80,6 @@ from outrider.policies.heuristic import Heuristic, HeuristicOptions
 from outrider.policies.optimal import Optimal, OptimalOptions
 from outrider.policies.threshold import Threshold, ThresholdOptions
 from outrider.policies.tuning import AdaptiveOptions
-from outrider.policies.ways import Ways
 
 METHODS: Catalog[MethodRow] = Catalog(
     "method",
@@ -159,6 +159,7 @@ RULES: Catalog[RuleRow] = Catalog(
         "judge": RuleRow(
             Judge, "keeps guesses that a trained head finds harmless", "arXiv 2501.19309", JudgeOptions, needs=("judge",)
         ),
+        "fly": RuleRow(Fly, "takes a refusal back where the target goes along", "arXiv 2511.22972", FlyOptions),
         "unverified": RuleRow(Unverified, "keeps what a drafter went on from", "arXiv 2504.08850", UnverifiedOptions),
         "divergence": RuleRow(Divergence, "keeps guesses where q is near p", "arXiv 2502.20704", DivergenceOptions),
         "lantern": RuleRow(Lantern, "keeps a guess for its neighbours in the codebook", "arXiv 2410.03355", LanternOptions),
@@ -174,9 +175,7 @@ POLICIES: Catalog[PolicyRow] = Catalog(
     "policy",
     {
         "fixed": PolicyRow(Fixed, FixedOptions, "the same length every round"),
-        "adaptive": PolicyRow(
-            Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none", Ways
-        ),
+        "adaptive": PolicyRow(Adaptive, AdaptiveOptions, "the length with most tokens per second by measured costs, or none"),
         "optimal": PolicyRow(Optimal, OptimalOptions, "the best length by measured acceptance and cost"),
         "heuristic": PolicyRow(Heuristic, HeuristicOptions, "longer after a fully accepted draft, shorter after a rejection"),
         "bandit": PolicyRow(Bandit, BanditOptions, "lengths as the arms of a bandit, rewarded by tokens per second"),
@@ -225,8 +224,7 @@ def compose(
     part = partial(_build_part, target=target, drafts=drafts, given=given)
     first = drafts[0] if drafts else None
     drafter = row.build(Parts(target, first, draws, fill(row.options, given), drafts, translation, part))
-    planned = policy_row.made(fill(policy_row.options, given), drafter.num_ways)
-    method = Method(drafter, rule_row.build(given), planned)
+    method = Method(drafter, rule_row.build(given), policy_row.build(fill(policy_row.options, given)))
     return replace(method, drafter=beside(name, drafter)) if fill(ExecutorOptions, given).beside else method
 
 

@@ -17,6 +17,7 @@ from outrider.codecs.text import TextCodec
 from outrider.core.choice import Choice
 from outrider.core.errors import ModelError, OptionError
 from outrider.core.interfaces import Target
+from outrider.core.key_storage import not_available, storage_named
 from outrider.core.layered_target import LayeredTarget
 from outrider.methods import METHODS, TABLES, rows_of
 from outrider.models.heads import Head
@@ -122,14 +123,16 @@ def check_vocabularies(codec: TextCodec, drafts: Sequence[TextCodec], method: st
         )
 
 
-def divided(size: int, load: partial[Target], source: Source, *, numerics: str, **options: Any) -> Target:
+def divided(size: int, load: partial[Target], source: Source, *, numerics: str, kv_cache: str, **options: Any) -> Target:
     """The target divided among ``size`` processes, opened as ``load`` would."""
     from outrider.models.parallel import load_parallel
 
-    target = load_parallel(source, size, **load.keywords, **options)
+    if (storage := storage_named(kv_cache)).is_rounded:
+        raise not_available(storage, f"with tensor_parallel = {size} every rank keeps its keys in the model's own type")
+    target = load_parallel(source, size, **load.keywords, numerics=numerics, **options)
     if numerics == "invariant" and not target.traits.is_invariant:
         target.team.close()
-        needed = "the native pass of a CPU, or 16 bits on GPUs that NCCL connects"
+        needed = "the native pass of a CPU, or the kernels of a GPU"
         raise OptionError(f"numerics = {numerics!r} of a divided model needs {needed}; leave it or tensor_parallel out")
     return target
 

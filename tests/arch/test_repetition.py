@@ -1,6 +1,6 @@
-"""No six lines of code stand twice in the package or its programs, to the letter.
+"""No six lines of code stand twice in the package, its programs or its tests, to the letter.
 
-Imports, docstrings and lone brackets do not count.
+Imports, docstrings, comments and lone brackets do not count. Kernels in C++ and the scripts of pages count like Python.
 """
 
 from __future__ import annotations
@@ -11,19 +11,30 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("src/outrider", "benchmarks", "scripts", "recipes", "examples")
+ROOMS = ("src/outrider", "benchmarks", "scripts", "recipes", "examples", "tests")
+ENDINGS = (".py", ".hpp", ".cpp", ".js", ".mjs", ".css", ".sh")
 _RUN = 6
+_NO_CODE = ("#", "@", "//", "/*", "*", "import ")
 
 
-def _code(path: Path) -> list[tuple[int, str]]:
-    """Numbers and texts of the lines that count."""
-    source, left_out = path.read_text(), set[int]()
+def _explained(source: str) -> set[int]:
+    """Numbers of the lines of a Python file that are docstrings or imports."""
+    left_out = set[int]()
     for node in ast.walk(ast.parse(source)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_text or isinstance(node, ast.Import | ast.ImportFrom):
             left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return left_out
+
+
+def _code(path: Path) -> list[tuple[int, str]]:
+    """Numbers and texts of the lines that count."""
+    source = path.read_text()
+    left_out = _explained(source) if path.suffix == ".py" else set[int]()
     lines = ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1))
-    return [(number, line) for number, line in lines if len(line) > 3 and line[0] not in "#@" and number not in left_out]
+    return [
+        (number, line) for number, line in lines if len(line) > 3 and not line.startswith(_NO_CODE) and number not in left_out
+    ]
 
 
 def repeated(paths: Iterable[Path]) -> list[list[str]]:
@@ -38,7 +49,7 @@ def repeated(paths: Iterable[Path]) -> list[list[str]]:
 
 
 def test_no_lines_stand_twice() -> None:
-    assert not repeated(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")))
+    assert not repeated(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in ENDINGS))
 
 
 def test_the_search_finds_lines_that_do(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_calls_and_thoughts_are_streamed_as_they_come() -> None:
     answer, deltas = ChatAnswer(order, model="m", codec=codec), []
     for number, part in enumerate(parts, 1):
         is_last = number == len(parts)
-        delta = Added(0, part, 1, [], finish_reason="stop" if is_last else None, stats=Stats() if is_last else None)
+        delta = Added(0, part, [1], [], finish_reason="stop" if is_last else None, stats=Stats() if is_last else None)
         answer.add(delta)
         deltas.append(answer.chunk(delta)["choices"][0])
     message = answer.whole()["choices"][0]["message"]

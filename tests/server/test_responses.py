@@ -123,7 +123,7 @@ def test_thinking_text_and_calls_are_items_of_their_own() -> None:
     for start in range(0, len(text), 7):
         is_last = start + 7 >= len(text)
         delta = Added(
-            0, text[start : start + 7], 1, [], finish_reason="stop" if is_last else None, stats=Stats() if is_last else None
+            0, text[start : start + 7], [1], [], finish_reason="stop" if is_last else None, stats=Stats() if is_last else None
         )
         for answer in answers:
             answer.add(delta)

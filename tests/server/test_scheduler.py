@@ -189,7 +189,8 @@ def test_groups_of_equal_lengths_come_first_and_nobody_waits_for_ever() -> None:
 
 
 def test_preempted_requests_lose_nothing() -> None:
-    """Rows grow past a block, so the budget that held them does not any more."""
+    """Rows grow past a block, so the budget that held them does not any more. The most important request never waits again,
+    though it came last."""
     rng = random.Random(5)
     requests = [
         Request(
@@ -200,12 +201,13 @@ def test_preempted_requests_lose_nothing() -> None:
     memory = MemoryModel(_KAPPA, 512, 3 * (256 * _KAPPA + 20 * 512))
     scheduler = Scheduler(_target(), _method, slots=Slots(4, 512), memory=memory)
     for number, request in enumerate(requests):
-        scheduler.submit(Job(number, RequestState.of(request), "draft-model"))
+        scheduler.submit(Job(number, RequestState.of(request), "draft-model", priority=int(number < 3)))
     finished: dict[int, RequestState] = {}
     while not scheduler.is_idle:
         finished |= {step.request: step.state for step in _steps(scheduler) if step.state.is_finished}
         held = [lane.batch.cache for lane in scheduler._hosts.values() if lane.batch]
         assert sum(cache.block.nbytes for cache in held if isinstance(cache, ContiguousCache)) <= (memory.budget or 0)
+        assert 3 not in scheduler._waiting
     assert scheduler.num_preempted > 0
     for number, request in enumerate(requests):
         assert finished[number].tokens == _alone(request).tokens

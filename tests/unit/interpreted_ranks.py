@@ -28,6 +28,8 @@ replay._MOST_ROWS = 0  # no pass is captured, here and in the follower, which im
 class Interpreted(Opening):
     """Heads divided as ``ByHeads`` divides them."""
 
+    is_wired = True  # as with NCCL
+
     def part(self, rank: int) -> Share:
         return Share(rank, self.size)
 

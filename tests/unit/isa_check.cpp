@@ -6,7 +6,7 @@
 #include "attention.hpp"
 #include "half_sums.hpp"
 #include "matmul.hpp"
-#include "stored.hpp"
+#include "unpacked.hpp"
 
 static int failures = 0;
 static void expect(bool holds, const char* what, int a = 0, int b = 0) {
@@ -106,6 +106,22 @@ template <class W> static std::vector<uint8_t> file_of(int rows, int in) {
     }
     return file;
 }
+// With float inputs: the bits of a product with the weights as floats, for any number of rows.
+template <class W> static void check_unpacked(const std::vector<uint8_t>& file, std::vector<Place>& places, std::vector<float>& x, int out, int in) {
+    const int most = 21, wide = GROUP * BLOCK, blocks = int(places.size());
+    std::vector<float> weights(size_t(out) * in), floats(size_t(blocks) * BLOCK * in), found(most * wide), wanted(most * wide);
+    for (int j = 0; j < out; j++) dequantise<W>(file.data() + j * (file.size() / out), in, &weights[size_t(j) * in]);
+    pack(floats.data(), weights.data(), out, in);
+    int chore = 0;
+    const Group<float> rows{x.data(), in};
+    const Blocks<float> all{floats.data(), in};
+    const Blocks<Unpacked> stored{{places.data(), in}};
+    multiply_group(most, rows, all, blocks, all, wanted.data(), chore);
+    for (int some = 1; some <= most; some++) {
+        multiply_group(some, rows, stored, blocks, stored, found.data(), chore);
+        for (int r = 0; r < some; r++) expect(!memcmp(&found[r * wide], &wanted[r * wide], size_t(out) * 4), "float inputs", int(places[0].type), some);
+    }
+}
 template <class W> static void check_stored(int type, int out, int in) {
     const int blocks = up(out, BLOCK) / BLOCK, most = 21, wide = GROUP * BLOCK;
     const std::vector<uint8_t> file = file_of<W>(out, in);
@@ -118,6 +134,7 @@ template <class W> static void check_stored(int type, int out, int in) {
     expect(packed_size(type, in) <= size_t(BLOCK) * row_bytes * 1.03, "no more memory than in the file", type);
     std::vector<float> x(size_t(most) * in), found(size_t(up(most, PANEL_ROWS)) * wide), alone(wide), weights(in);
     for (float& one : x) one = chance();
+    check_unpacked<W>(file, places, x, out, in);
     RoundedRows rows, one;
     rows.reshape(most, in);
     for (int r = 0; r < most; r++) rows.round(r, &x[size_t(r) * in], in);

@@ -121,7 +121,7 @@ def test_drafters_start_empty_and_policies_go_on(llm: LLM) -> None:
 
 def test_a_draft_with_another_tokenizer_is_loaded(stories15m) -> None:
     """Rows that translate run; the others are named with the reason."""
-    arguments = Namespace(model=str(stories15m), draft=["bundled"], threads=None, dtype="float32", device=None)
+    arguments = Namespace(model=str(stories15m), draft=["bundled"], threads=None, dtype="float32", device=None, kv_cache="auto")
     llm, _ = load_pair(arguments)
     kept, skipped = runnable(llm, Grid(["draft-model", "tli", "reencode", "suffix"]).settings(), lambda _: None)
     assert [one.method for one in kept] == ["plain", "tli", "reencode", "suffix"]

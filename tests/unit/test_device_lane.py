@@ -350,13 +350,17 @@ def test_a_drafter_on_the_host_sees_all_tokens_and_may_have_no_guess(world: tupl
     assert set(beside.took_part) == set(range(5)) and {id(state) for state in beside.ended} == set(map(id, states))
 
 
+@pytest.mark.parametrize("reading_guesses", [2, 1])
 @pytest.mark.parametrize(("num_seats", "in_groups"), [(32, True), (4, False)])
 def test_prompts_are_read_in_groups_where_many_come(
-    world: tuple[Scheduler, FakeGraphs], num_seats: int, in_groups: bool
+    world: tuple[Scheduler, FakeGraphs], num_seats: int, in_groups: bool, reading_guesses: int
 ) -> None:
-    """With many seats others come soon, so a prompt waits for them. With few it is read at once."""
+    """With many seats others come soon, so a prompt waits for them. With few it is read at once. Rounds that read may have
+    fewer guesses than others."""
     scheduler, graphs = world
-    scheduler.slots = Slots(num_seats, 4096)
+    scheduler.slots, places = Slots(num_seats, 4096), [0]
+    graphs.policy.carry = lambda _, prompts: places.append(prompts.num_places)
+    graphs.policy.plan = lambda _, rows: Plan((reading_guesses if places[-1] else 2,) * rows, (2,) * rows)
     states = [RequestState.of(Request([n, 3, 4], SamplingParams(max_tokens=40 + n % 17))) for n in range(4 * num_seats)]
     for number, state in enumerate(states):
         scheduler.submit(Job(number, state))

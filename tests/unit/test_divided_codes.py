@@ -83,7 +83,7 @@ def test_a_row_begins_some_blocks_later() -> None:
 
 
 def test_blocks_are_not_cut(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="its heads do not come in blocks of 256 for every rank"):
+    with pytest.raises(OptionError, match="its heads do not come in groups of 256 for every rank"):
         LLM(str(model_file(tmp_path, Q4_K_M)), method="plain", dtype="stored", device="cpu", tensor_parallel=2)
     plain = checkpoint(tmp_path / "floats")
     with pytest.raises(OptionError, match="its matrices are not stored in blocks"):

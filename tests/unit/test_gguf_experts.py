@@ -102,3 +102,4 @@ def test_codes_of_experts_stay(files: tuple[Path, Path, Path]) -> None:
     assert 0 < (found - meant).norm() / meant.norm() < 0.05
     alone = scores_of(stored, TokenTree.of_rows([([5], [-1])]))
     assert torch.equal(alone[:, 0], found[:, 0])
+    assert torch.equal(scores_of(load_model(str(codes), dtype="stored-exact", device="cpu"), TREE), meant)

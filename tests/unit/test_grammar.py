@@ -27,6 +27,8 @@ from outrider.core.tree import TokenTree
 from outrider.engine.forced import Forced
 
 pytest.importorskip("llguidance", reason="grammars need llguidance: pip install 'outrider[grammar]'")
+sys.path[:0] = [str(Path(__file__).parents[2] / "benchmarks")]
+from forced_text import Unforced  # noqa: E402
 
 SCHEMA = {
     "type": "object",
@@ -342,17 +344,6 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
         GrammarCompiler(codec)
 
 
-class Silent:
-    """A grammar that says nothing of what must follow."""
-
-    def __init__(self, grammar: TokenGrammar) -> None:
-        self.initial, self.advance, self.allowed = grammar.initial, grammar.advance, grammar.allowed
-
-    def forced(self, state: Any) -> tuple[int, ...]:
-        del state
-        return ()
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -368,10 +359,10 @@ class Silent:
 )
 def test_forced_text_is_a_draft(llm: LLM, grammars: dict[str, TokenGrammar], name: str, options: dict[str, Any]) -> None:
     """For every method, also one that guesses nothing: the same text in fewer passes, and drafters go on as if nothing was."""
-    method, silent = llm.compose(name, **options), Silent(grammars["json"])
+    method, unforced = llm.compose(name, **options), Unforced(grammars["json"])
     for sampled in (GREEDY, SEEDED):
         texts, passes = list[list[int]](), list[int]()
-        for grammar in (silent, grammars["json"]):
+        for grammar in (unforced, grammars["json"]):
             params = [SamplingParams(**sampled, grammar=grammar), SamplingParams(**sampled)]
             outputs = llm.generate([PROMPT, PROMPT], params, method=method)
             texts.append(outputs[0].token_ids + outputs[1].token_ids)

@@ -135,22 +135,33 @@ def test_the_better_drafter_comes_first_and_gets_more() -> None:
     assert len(bad.plans) < len(good.plans), "who has no place is not even asked"
 
 
-def test_copies_alone_are_a_way_of_their_own() -> None:
-    """The draft model is left out of such a round. What is known of it does not change, and it hears of the tokens."""
+def test_who_does_not_copy_is_asked_where_no_copy_was_found() -> None:
+    """Row by row. The model hears of the tokens all the same, and what is known of it fades."""
     model, copier = Fixed((1, 2, 3)), PromptLookup()
     fused = Hybrid([model, copier])
-    assert fused.num_ways == 2 and Hybrid([model]).num_ways == Hybrid([copier]).num_ways == 1
+    state, context = fused.start([[0], [0]], {}), context_of(2)
+    context = Context([[4, 5, 6, 7, 4, 5], [4, 5, 6, 7]], context.sampler, context.noise, context.device)
+    state.rates[0][0].record(3, 3, [0, 1, 2])
+    known = state.rates[0][0].made[0]
+    draft = fused.propose(state, context, Plan((3, 3), (3, 3)))
+    assert texts_of(draft.tree, 0) == {(6,), (6, 7), (6, 7, 4)}
+    assert texts_of(draft.tree, 1) == {(1,), (1, 2), (1, 2, 3)}
+    assert model.plans[-1].max_nodes == (0, 3)
+    seen_by(fused, state, draft, [[0, 1], [0, 1]])
+    assert [list(seen.num_accepted) for seen in model.seen] == [[0, 1]]
+    assert state.rates[0][0].made[0] < known and state.rates[0][1].made[0] == state.rates[1][0].made[0] == 1
+
+
+def test_who_guesses_badly_is_left_alone_for_a_while() -> None:
+    """Copies stay where the model beside them is of no use, and it is tried again when its failures have faded."""
+    model = Fixed((1, 2, 3))
+    fused = Hybrid([model, PromptLookup()])
     state, context = fused.start([[0]], {}), context_of(1)
-    text = [[4, 5, 6, 7, 4, 5]]
-    context = Context(text, context.sampler, context.noise, context.device)
-    rates = state.rates[0][0].copy()
-    draft = fused.propose(state, context, Plan((3,), (3,), way=0))
-    assert texts_of(draft.tree) == {(6,), (6, 7), (6, 7, 4)} and not model.plans
-    seen_by(fused, state, draft, [[0, 1]])
-    assert state.rates[0][0] == rates and len(model.seen) == 1 and list(model.seen[0].num_accepted) == [0]
-    assert state.rates[0][1].made[0] == 1
-    fused.propose(state, context, Plan((3,), (3,)))
-    assert len(model.plans) == 1
+    for _ in range(120):
+        seen_by(fused, state, fused.propose(state, context, Plan((3,), (3,))), [[0]])
+    rounds = [number for number, plan in enumerate(model.plans) if any(plan.max_nodes)]
+    assert 3 < len(rounds) < 30
+    assert len(model.seen) == 120
 
 
 def test_states_fork_and_join() -> None:
@@ -192,7 +203,7 @@ def test_places_go_to_the_largest_chances() -> None:
 
 def test_a_drafter_that_often_finds_nothing_is_asked_first() -> None:
     rarely, always = Fixed(), Fixed((1, 2, 3))
-    fused = Hybrid([always, rarely], SharingOptions(min_chance=0.0))
+    fused = Hybrid([always, rarely], SharingOptions(min_chance=0.0, min_first_chance=0.0))
     state = fused.start([[0]], {})
     for _ in range(3):
         draft = fused.propose(state, context_of(1), Plan((3,), (3,)))
@@ -206,7 +217,7 @@ def test_sampled_guesses_cannot_be_fused() -> None:
         Hybrid([Fixed((1,), draws=Draws.IID)])
 
 
-@pytest.mark.parametrize("options", [{"trust_rounds": 1}, {"min_chance": 1.0}, {"min_chance": -0.1}])
+@pytest.mark.parametrize("options", [{"trust_rounds": 1}, {"min_chance": 1.0}, {"min_chance": -0.1}, {"min_first_chance": 1.0}])
 def test_bad_options(options) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         SharingOptions(**options)

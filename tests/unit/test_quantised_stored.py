@@ -122,6 +122,17 @@ def test_a_model_is_the_reference(library, tmp_path: Path, monkeypatch: pytest.M
     assert_rounded_alike(stored, reference, exact, most=0.1)
 
 
+@pytest.mark.parametrize("kind", ["gptq", "awq", "gptq-8bit", "int4-channel", "int8-channel"])
+def test_float_inputs_have_the_bits_of_float32(library, tmp_path: Path, kind: str) -> None:
+    """The plain product of dequantised weights is the reference, and not that with rounded inputs."""
+    path = folder_of(tmp_path, kind)
+    exact, stored, wide = (load_model(path, dtype=dtype, device="cpu") for dtype in ("stored-exact", "stored", "float32"))
+    for count in (1, 3, 9):
+        tree = TokenTree.chain(torch.arange(count)[None])
+        found, rounded, wanted = (model.score(tree, model.new_cache(1)).logits for model in (exact, stored, wide))
+        assert torch.equal(found, wanted) and not torch.equal(rounded, wanted), f"{count} nodes"
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_embedding_and_head_keep_their_bits(library, tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:

@@ -199,6 +199,18 @@ def test_scores_do_not_depend_on_what_shares_the_pass(library, tmp_path: Path, k
     assert torch.equal(together[0, :3], torch.cat(alone[:3])) and torch.equal(together[1, :2], torch.cat(alone[:2]))
 
 
+@pytest.mark.parametrize("kinds", SHARED, ids=lambda kinds: " ".join(kinds.values()))
+def test_float_inputs_have_the_bits_of_float32(library, tmp_path: Path, kinds) -> None:
+    """Of 1 to 70 nodes, in no more memory than with rounded inputs. The reference is the product of dequantised weights."""
+    path = str(model_file(tmp_path, kinds))
+    exact, stored, wide = (load_model(path, dtype=dtype, device="cpu") for dtype in ("stored-exact", "stored", "float32"))
+    assert all(isinstance(each, NativeDecoder) for each in (exact, stored, wide))
+    assert exact.num_bytes == stored.num_bytes < 0.6 * wide.num_bytes
+    for count in (1, 2, 3, 4, 5, 17, 70):
+        tree = TokenTree.chain(torch.arange(count)[None] % VOCAB)
+        assert torch.equal(scores_of(exact, tree), scores_of(wide, tree)), f"{count} nodes"
+
+
 MIXES = [{"": "Q4_1", "ffn_down": "Q8_0", "attn_output": "Q4_0"}, Q4_K_M]
 
 
@@ -325,6 +337,8 @@ def test_where_it_is_not_available_it_says_why(tmp_path: Path, monkeypatch: pyte
     path = str(model_file(tmp_path, {"": "Q8_0"}))
     with pytest.raises(OptionError, match="it needs device='cpu' or 'cuda', and fast=True"):
         load_model(path, dtype="stored", device="cpu", fast=False)
+    with pytest.raises(OptionError, match="'stored-exact' is not available here; it needs device='cpu'"):
+        load_model(path, dtype="stored-exact", device="meta")
     with pytest.raises(OptionError, match="did you mean 'stored'"):
         load_model(path, dtype="storde", device="cpu")
     monkeypatch.setattr(load, "native_decoder", lambda *_, **__: None)

@@ -5,8 +5,11 @@ back when nobody has a page. Graphs that hold its address look at ``version``, o
 keeps its memory, and asks for beginnings back before it grows. Who reads or writes pages holds ``lock``, so that several
 threads may use one model.
 
+Numbers may be stored in fewer bits than the model's (``core/key_storage.py``). Their scales are then a second block, which
+grows, moves and is copied as the first one.
+
     users(page) = rows + runs that hold it;     free  iff  users = 0;     written only while users = 1
-    bytes(page) = sides * layers * key heads * T * head size * bytes per number
+    bytes(page) = sides * layers * key heads * T * (head size * bytes per number + bytes of a scale)
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from threading import RLock
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.errors import RequestError
+from outrider.core.key_storage import OWN, KeyStorage
 
 PAGE_LEN = 64
 """Tokens of a page, unless another number is asked for."""
@@ -29,6 +33,19 @@ _FIRST = 16
 """Pages to begin with, unless another number is asked for; so many are kept when nobody has a page."""
 _ALIGNED = 64
 """Bytes; a line of the processor's cache."""
+
+
+class LayerPages(NamedTuple):
+    """Keys and values of a layer, as kernels read them."""
+
+    keys: Tensor
+    """[P, Hkv, T, D]"""
+    values: Tensor
+    key_scales: Tensor | None = None
+    """[P, Hkv, T] float32 what codes are multiplied with; None where numbers are as they are."""
+    value_scales: Tensor | None = None
+    dtype: torch.dtype | None = None
+    """The model's type, where codes have another."""
 
 
 @final
@@ -51,7 +68,9 @@ class PagePool:
         self.page_len, self.max_pages, self._first_pages = page_len, max_pages, first_pages
         self.version = 0
         """Changes whenever the block has moved."""
-        self.block = torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)
+        self.dtype, self.storage = dtype, OWN
+        self.blocks = [torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)]
+        """The numbers, and their scales [L, sides, P, Hkv, T, 1] if they have any."""
         self.reclaim: Callable[[int], object] = lambda _: None
         """Asked to give back pages that are kept without need, until so many are free."""
         self.told: Callable[[str, tuple[Any, ...]], object] = lambda *_: None
@@ -60,6 +79,17 @@ class PagePool:
         self._is_held = False
         self._uses: list[int] = []
         self._free: list[int] = []
+
+    def store_as(self, storage: KeyStorage) -> None:
+        """Store numbers in another type, before there is any page."""
+        assert self.num_pages == 0 and storage.is_rounded, "what is stored keeps its type"
+        self.storage = storage
+        self.blocks = [self.block.to(storage.codes), self.block[..., :1].float()]
+
+    @property
+    def block(self) -> Tensor:
+        """The numbers, or their codes."""
+        return self.blocks[0]
 
     @property
     def num_pages(self) -> int:
@@ -86,12 +116,28 @@ class PagePool:
 
     @property
     def page_bytes(self) -> int:
-        num_layers, sides, _, num_heads, page_len, head_dim = self.block.shape
-        return num_layers * sides * num_heads * page_len * head_dim * self.block.element_size()
+        sizes = ((*block.shape[:2], *block.shape[3:], block.element_size()) for block in self.blocks)
+        return sum(math.prod(size) for size in sizes)
 
-    def memory(self, layer: int) -> tuple[Tensor, Tensor]:
-        """[P, Hkv, T, D] keys and values of a layer."""
-        return self.block[layer, 0], self.block[layer, -1]
+    def memory(self, layer: int) -> LayerPages:
+        """The pages of a layer."""
+        if not self.storage.is_rounded:
+            return LayerPages(self.block[layer, 0], self.block[layer, -1])
+        codes, scales = self.block[layer], self.blocks[1][layer, ..., 0]
+        return LayerPages(codes[0], codes[-1], scales[0], scales[-1], self.dtype)
+
+    def write(self, layer: int, side: int, at: tuple[Tensor, Tensor], numbers: Tensor) -> None:
+        """Store keys (side 0) or values [B, Hkv, N, D] of a layer in pages and places [B, N]."""
+        pages, places = at
+        new = numbers.transpose(1, 2)
+        parts = (new,) if not self.storage.is_rounded else self.storage.rounded(new)
+        for block, part in zip(self.blocks, parts, strict=True):
+            block[layer, side][pages, :, places] = part.view(*part.shape[:3], -1)
+
+    def read(self, layer: int, side: int, table: Tensor) -> Tensor:
+        """Keys (side 0) or values (side -1) [B, Hkv, S, D] of a layer in the pages [B, P] of rows, in the model's type."""
+        found, *scales = (block[layer, side][table].transpose(1, 2).flatten(2, 3) for block in self.blocks)
+        return self.storage.restored(found, scales[0][..., 0], self.dtype) if scales else found
 
     def uses(self, page: int) -> int:
         """Rows and runs that hold a page."""
@@ -142,14 +188,16 @@ class PagePool:
     def copy(self, to: int, source: int) -> None:
         """Write the numbers of one page to another."""
         self.told("copy", (to, source))
-        self.block[:, :, to] = self.block[:, :, source]
+        for block in self.blocks:
+            block[:, :, to] = block[:, :, source]
 
     def move(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
         """Copy tokens: to which page and place, then from which page and place, one after the other."""
         if moves:
             self.told("move", (moves,))
         for page, place, old_page, old_place in moves:
-            self.block[:, :, page, :, place] = self.block[:, :, old_page, :, old_place]
+            for block in self.blocks:
+                block[:, :, page, :, place] = block[:, :, old_page, :, old_place]
 
     def _grow(self, missing: int) -> None:
         old, needed = self.num_pages, self.num_pages + missing
@@ -164,9 +212,7 @@ class PagePool:
     def _resize(self, size: int) -> None:
         self.told("hold", (size,))
         old = self.num_pages
-        grown = _zeros((*self.block.shape[:2], size, *self.block.shape[3:]), self.block)
-        grown[:, :, :old] = self.block
-        self.block = grown
+        self.blocks = [_grown(block, size) for block in self.blocks]
         self._uses += [0] * (size - old)
         self._free[:0] = range(size - 1, old - 1, -1)  # the lowest new one is taken first, after those given back
         self.version += 1
@@ -176,9 +222,16 @@ class PagePool:
 
     def _forget_all(self) -> None:
         """Nobody has a page: memory of a long text goes back."""
-        self.block = self.block[:, :, :0].clone()
+        self.blocks = [block[:, :, :0].clone() for block in self.blocks]
         self._uses, self._free = [], []
         self.version += 1
+
+
+def _grown(block: Tensor, size: int) -> Tensor:
+    """The block with room for ``size`` pages."""
+    grown = _zeros((*block.shape[:2], size, *block.shape[3:]), block)
+    grown[:, :, : block.shape[2]] = block
+    return grown
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

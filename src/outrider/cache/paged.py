@@ -91,17 +91,16 @@ class PagedCache(LayeredCache):
         if self._index is None:
             self._index = self._slots(), self.table().long()
         (pages, places), table = self._index[0].unbind(0), self._index[1]
-        end = max(self.lengths) + self._nodes[1]
-        seen: list[Tensor] = []
-        for memory, new in zip(self.pool.memory(layer), (keys, values), strict=True):
+        for side, new in ((0, keys), (-1, values)):
             if new is not None:
-                memory[pages, :, places] = new.transpose(1, 2)
-            seen.append(memory[table].transpose(1, 2).flatten(2, 3)[:, :, :end])
-        return seen[0], seen[1]
+                self.pool.write(layer, side, (pages, places), new)
+        return self._read(layer, table, max(self.lengths) + self._nodes[1])
 
     def entries(self, layer: int) -> tuple[Tensor, Tensor]:
-        table, end = self.table().long(), max(self.lengths, default=0)
-        keys, values = (memory[table].transpose(1, 2).flatten(2, 3)[:, :, :end] for memory in self.pool.memory(layer))
+        return self._read(layer, self.table().long(), max(self.lengths, default=0))
+
+    def _read(self, layer: int, table: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        keys, values = (self.pool.read(layer, side, table)[:, :, :end] for side in (0, -1))
         return keys, values
 
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -123,7 +123,8 @@ def load_pair(arguments: argparse.Namespace) -> tuple[LLM, list[str]]:
     drafts = [bundled_path("draft") if name == "bundled" else name for name in named]
     method = "reencode" if drafts else "plain"  # takes any draft; rows that need the same vocabulary say so themselves
     with waiting(f"loading {model or 'the bundled models'}"):
-        return LLM(model, method=method, draft=drafts or None, dtype=arguments.dtype, device=arguments.device), drafts
+        types = {"dtype": arguments.dtype, "kv_cache": arguments.kv_cache}
+        return LLM(model, method=method, draft=drafts or None, device=arguments.device, **types), drafts
 
 
 def _method_options(pairs: list[str]) -> dict[str, dict[str, Any]]:

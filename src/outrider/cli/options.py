@@ -64,6 +64,8 @@ def load_llm(arguments: argparse.Namespace, **more: Any) -> LLM:
     name = arguments.model or config.get("model")
     if arguments.keep_prompt != 1:
         print(dim(f"lossy: about {arguments.keep_prompt:.0%} of every prompt is read"), file=sys.stderr)
+    if arguments.kv_cache != "auto":
+        print(dim(f"keys and values in {arguments.kv_cache}: the model's scores change a little"), file=sys.stderr)
     with waiting(f"loading {name or 'the bundled model'}"):
         return _load(name, arguments, config, same_method=same_method, options={**more, **options})
 
@@ -79,6 +81,7 @@ def _load(name: str | None, arguments: argparse.Namespace, config: dict[str, Any
         device=arguments.device or config.get("device"),
         fast=arguments.fast,
         numerics=arguments.numerics,
+        kv_cache=arguments.kv_cache,
         max_len=arguments.max_len,
         tensor_parallel=arguments.tensor_parallel,
         draft_process=arguments.draft_process,

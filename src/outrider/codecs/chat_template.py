@@ -34,6 +34,17 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables:
         raise RequestError(f"the model's chat template refused the conversation: {error}") from None
 
 
+def open_ended(text: str, last: str) -> str:
+    """A rendered conversation up to the end of its ``last`` message, so that the model goes on with that one."""
+    said = last.strip()
+    place = text.rfind(said)
+    if place < 0:
+        raise RequestError("the model's chat template changes the last message, so it cannot be continued; open a new turn")
+    end = place + len(said)
+    trailing = last[len(last.rstrip()) :]
+    return text[: end + len(trailing)] if text.startswith(trailing, end) else text[:end]
+
+
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])

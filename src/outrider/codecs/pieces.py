@@ -6,7 +6,6 @@ writes a space as U+2581 and lone bytes as <0xAB>. Two vocabularies can be compa
 
 from __future__ import annotations
 
-import json
 import re
 
 from tokenizers import Tokenizer
@@ -20,7 +19,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
     special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     added = set(tokenizer.get_added_tokens_decoder())
     vocab = tokenizer.get_vocab()
-    is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+    in_bytes = is_byte_level(tokenizer)
     found: list[bytes | None] = [None] * (max(vocab.values(), default=-1) + 1)
     for piece, token in vocab.items():
         if token in special:
@@ -28,8 +27,20 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
         if token in added:
             found[token] = piece.encode()  # added tokens are written as they read
         else:
-            found[token] = _byte_level(piece) if is_byte_level else _sentence_piece(piece)
+            found[token] = piece_bytes(piece, in_bytes=in_bytes)
     return found
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether the vocabulary writes bytes as characters of GPT-2's table."""
+    decoder = tokenizer.decoder
+    return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+
+def piece_bytes(piece: str, *, in_bytes: bool) -> bytes | None:
+    """Bytes of an ordinary token; None if it is written with characters that no byte has. ``in_bytes``: see
+    ``is_byte_level``."""
+    return _byte_level(piece) if in_bytes else _sentence_piece(piece)
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[int, str]:

@@ -12,12 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 from tokenizers.models import WordLevel
 
 from outrider.codecs.byte_level import byte_settings, byte_tokenizer
 from outrider.codecs.chat_template import render_chat
+from outrider.codecs.pieces import is_byte_level, piece_bytes
 from outrider.core.errors import ModelError, RequestError
 
 _OLDER_FILES = ("*.model", "vocab.*", "merges.txt", "*.tiktoken", "tekken.json")
@@ -123,6 +124,27 @@ class TextCodec:
     def token_text(self, token: int) -> str:
         """One token as it reads on its own, for pictures."""
         return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token adds to a text. Special tokens are as they read."""
+        added = self._added.get(token)
+        if added is not None:
+            return added.content.encode()
+        piece = self.tokenizer.id_to_token(token)
+        known = None if piece is None else piece_bytes(piece, in_bytes=self._in_bytes)
+        return self.token_text(token).encode() if known is None else known
+
+    def is_special(self, token: int) -> bool:
+        """Whether texts leave the token out."""
+        return token in self._added and self._added[token].special
+
+    @cached_property
+    def _added(self) -> Mapping[int, AddedToken]:
+        return self.tokenizer.get_added_tokens_decoder()
+
+    @cached_property
+    def _in_bytes(self) -> bool:
+        return is_byte_level(self.tokenizer)
 
     def new_stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Callable[[], TokenStream]:
         """Makes detokenizers for continuations of ``prompt_ids``."""

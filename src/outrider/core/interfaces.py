@@ -194,8 +194,6 @@ class Drafter(Rewinding, ABC):
     never_guesses: ClassVar[bool] = False  # True for plain decoding
     drafts_alone: bool = False
     """Whether it reads neither the target's states nor its cache, so it can draft on the host between captured rounds."""
-    num_ways: int = 1
-    """Ways of drafting that differ in what they cost, the cheapest first and the whole drafter last. A plan names one."""
     reads_logits: bool = False
     """Whether ``observe`` learns from the target's logits."""
 

@@ -117,14 +117,6 @@ class PolicyRow:
     build: Callable[[Any], Policy]
     options: type
     summary: str
-    by_way: Callable[[list[Any]], Policy] | None = None
-    """What chooses among the ways of a drafter, made of one policy for each. Without it the whole drafter is asked."""
-
-    def made(self, options: Any, num_ways: int) -> Policy:
-        """The policy of a drafter with so many ways."""
-        if num_ways == 1 or self.by_way is None:
-            return self.build(options)
-        return self.by_way([self.build(options) for _ in range(num_ways)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,6 @@ class Plan:
     """Ends drafts by confidence, for drafters that know their confidence at no cost. Others draft the whole plan."""
     reason: Reason | None = None
     """Why the policy planned this."""
-    way: int | None = None
-    """Which of the drafter's ways is asked, where it has several; the last if None."""
 
     def clipped(self, room: Sequence[int]) -> Plan:
         """The plan with no path longer than ``room[b]``; itself where all fit, as in nearly every round."""

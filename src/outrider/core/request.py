@@ -76,6 +76,8 @@ class Stats:
     """Tested depths: the accepted ones, plus one where a rejection ended the path."""
     num_tokens: int = 0
     """Tokens that were emitted."""
+    num_cached: int = 0
+    """Prompt tokens that a stored beginning spared."""
     prefill_seconds: float = 0.0
     """Time to read the prompt."""
     draft_seconds: float = 0.0

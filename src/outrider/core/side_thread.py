@@ -30,8 +30,8 @@ def become_side_thread() -> None:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """The stream of side threads on a GPU. It comes from PyTorch's pool of urgent streams: streams are handed out again after
-    32, and one of the other pool could be the stream on which the main thread captures."""
+    """The stream of side threads on a GPU. It comes from PyTorch's pool of urgent streams, because captures use the other pool.
+    A pool hands out its 32 streams again and again, so one of that pool could be the stream of a capture."""
     return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
 

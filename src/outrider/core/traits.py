@@ -29,5 +29,8 @@ class TargetTraits:
     can_read_out: bool = True
     """Whether ``logits`` turns states of the last layer into logits. Some models have more after it than a norm and a
     head."""
+    kv_cache: str = "auto"
+    """How keys and values are stored, if not in the model's own type: "fp8" and "int8" change its scores a little
+    (``core/key_storage.py``)."""
     why_together: str = ""
     """Why its layers cannot be run apart, for messages; empty if there is nothing to add."""

@@ -166,7 +166,8 @@ class FollowedRound:
             best_columns(logits, frame, depths=sent.depths, joint=joint)
         if spec.path_len:
             path = joint.of(0, torch.zeros(len(sent.nodes), spec.path_len, dtype=torch.int64, device=target.device))
-            move_path(target.pool.block, groups[0][1].rows, path)
+            for block in target.pool.blocks:
+                move_path(block, groups[0][1].rows, path)
 
 
 def sent_to_all(sent: Sent, joint: Joint) -> Sent:

@@ -278,7 +278,7 @@ class DeviceLane(Lane):
             notes = beside.noted(notes)
         report = launched.hand_out(taking, notes, self._graphs.target.max_len, seconds) if taking else None
         seen = launched.seen([notes[slot] if slot in taking else None for slot in range(self._size)])
-        self._arriving.took(seen.score_seconds, launched.graph)
+        self._arriving.took(seen.score_seconds, 0 if report is None else report.num_tokens, launched.graph.num_pieces)
         self._graphs.policy.update(self._policy_state, seen)
         ended = {slot: seat.state for slot, seat in taking.items() if seat.state.is_finished}
         if beside is not None:

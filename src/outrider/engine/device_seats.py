@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -91,43 +91,34 @@ class Seat:
         return taken
 
 
-class ReadingRound(Protocol):
-    """The numbers of guesses and prompt pieces that a captured round had room for."""
-
-    num_guesses: int
-    num_pieces: int
-
-
 @dataclass(eq=False)
 class Arriving:
-    """Running means: how often requests join a lane, and how much the first prompt pieces add to a round."""
+    """Running means: how often requests join a lane, and how much longer a token takes in rounds that read a few pieces."""
 
     num_joined: int = 0
     """Requests that joined since the last round."""
     _rate: float = 0.0
     """Requests that join per round, as a running mean."""
-    _seconds: dict[tuple[int, bool], float] = field(default_factory=dict)
-    """Seconds of rounds, by the number of guesses and by whether they read a few pieces."""
-    _guesses: int = 0
-    """Guesses of the latest round."""
+    _means: dict[bool, tuple[float, float]] = field(default_factory=dict)
+    """Seconds and tokens of rounds, by whether they read a few pieces. Their numbers of guesses may differ."""
 
     def begin_round(self) -> None:
         self._rate += _NEWEST * (self.num_joined - self._rate)
         self.num_joined = 0
 
-    def took(self, seconds: float, played: ReadingRound) -> None:
-        """Record the seconds of a round on the device."""
-        self._guesses = played.num_guesses
-        if played.num_pieces <= NUM_PIECES[1]:
-            key = played.num_guesses, played.num_pieces > 0
-            known = self._seconds.get(key, seconds)
-            self._seconds[key] = known + _NEWEST * (seconds - known)
+    def took(self, seconds: float, num_tokens: int, num_pieces: int) -> None:
+        """Record the seconds of a round on the device, and the tokens it emitted."""
+        if num_tokens and num_pieces <= NUM_PIECES[1]:
+            old = self._means.get(num_pieces > 0, (seconds, num_tokens))
+            self._means[num_pieces > 0] = old[0] + _NEWEST * (seconds - old[0]), old[1] + _NEWEST * (num_tokens - old[1])
 
     @property
     def _added(self) -> float:
         """Time that a few pieces add, in rounds; 0 until both kinds of rounds were seen."""
-        plain, reading = (self._seconds.get((self._guesses, reads)) for reads in (False, True))
-        return max(0.0, reading / plain - 1) if plain and reading else 0.0
+        if len(self._means) < 2:
+            return 0.0
+        plain, reading = (seconds / num_tokens for seconds, num_tokens in (self._means[False], self._means[True]))
+        return max(0.0, reading / plain - 1)
 
     def num_seated(self, joining: Sequence[Seat], num_slots: int, *, is_idle: bool) -> int:
         """Number of joining requests that take slots now: as many as have pieces for one round. The first piece makes a round

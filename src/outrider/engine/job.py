@@ -47,3 +47,8 @@ class Job:
     traced: bool = False
     """Whether its rounds must report their trees, which captured rounds cannot."""
     created: float = field(default_factory=time.perf_counter)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Place in the queue: the more important first, then the earlier."""
+        return self.priority, self.id

@@ -227,7 +227,9 @@ class RoundGraph:
         path = walk_and_commit(bests, nodes, frame, parents=self._parents, ring=ring, rounds=rounds)
         if trees is not None:
             parts.target.joint.of(0, path)
-            move_path(parts.target.pool.block, rows, path if parts.pairs is None else path.repeat_interleave(2, 0))
+            moved = path if parts.pairs is None else path.repeat_interleave(2, 0)
+            for block in parts.target.pool.blocks:
+                move_path(block, rows, moved)
         if parts.drafter is not None and tapped is not None:
             parts.drafter.take(frame, before, tapped, None if trees is None else path)
         self.notes.host.copy_(self.notes.ring, non_blocking=True)

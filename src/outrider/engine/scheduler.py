@@ -6,7 +6,7 @@ Requests of one method share a *lane*. All lanes share the target, the slots and
 (``host_lane.py``), or they are captured graphs (``device_lane.py``). The text of a request depends neither on that nor on other
 requests. Prompts are read in pieces, so a long one delays the others by one piece at a time. Where the target can, a piece
 shares the pass of a round (``admission.py``). Memory is counted before it is used (``memory.py``): trees shrink first, then the
-youngest request returns to the queue with all it has, and is read again later.
+youngest of the least important requests returns to the queue with all it has, and is read again later.
 
 A request's life: waiting -> arriving (its tokens are read) -> running (a row of its lane) -> finished or cancelled, and from
 running back to waiting where memory runs out. Not for several threads: ``server/worker.py`` gives it one of its own.
@@ -15,6 +15,7 @@ running back to waiting where memory runs out. Not for several threads: ``server
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -108,10 +109,7 @@ class Scheduler:
         """Queue a request that was checked."""
         assert job.id not in self._jobs, "a request has a number of its own"
         self._jobs[job.id] = job
-        place = len(self._waiting)
-        while place and self._jobs[self._waiting[place - 1]].priority > job.priority:
-            place -= 1
-        self._waiting.insert(place, job.id)
+        insort(self._waiting, job.id, key=lambda waiting: self._jobs[waiting].rank)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
@@ -245,9 +243,10 @@ class Scheduler:
         return self.memory.largest_tree([] if self.memory.budget is None else self._sizes(*more))
 
     def _make_room(self) -> None:
-        """Cut the next trees to what memory allows. If not even the roots fit, the youngest request goes back to the queue."""
+        """Cut the next trees to what memory allows. If not even the roots fit, the least important request waits again."""
         while (room := self._largest_tree()) is None:
-            self._preempt(max(number for number in self._jobs if number not in self._waiting))
+            running = (job for number, job in self._jobs.items() if number not in self._waiting)
+            self._preempt(max(running, key=lambda job: job.rank).id)
         self._room = room
         for _, lane in self._lanes:
             while (number := lane.one_too_many) is not None:
@@ -258,11 +257,11 @@ class Scheduler:
         self.num_preempted += 1
 
     def _send_back(self, number: int) -> None:
-        """Put a request back at the head of the queue."""
+        """Put a request back into the queue."""
         job = self._jobs[number]
         self.cancel(number)
         self._jobs[number] = job
-        self._waiting.appendleft(number)
+        insort(self._waiting, number, key=lambda waiting: self._jobs[waiting].rank)
 
     def _admit(self) -> None:
         """Admit the longest-waiting requests, while there are slots, memory and prompt tokens to read left."""
@@ -277,6 +276,8 @@ class Scheduler:
             self.last_waits += [] if state.num_output else [time.perf_counter() - job.created]
             known = self.prefixes if job.shares_prefix and not lane.taps else None
             prefix = None if known is None else known.find(state.read_tokens[:-1])
+            if prefix is not None and not state.num_output:
+                state.stats.num_cached = prefix.lengths[0]
             is_alone = self.num_running == 1 and (self.slots.max_rows == 1 or not self._waiting)
             if not lane.reads(job.id, state, prefix, is_alone=is_alone):
                 self._arrivals.add(lane, (job.id, state), prefix)

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
-from outrider.cache.page_pool import PagePool
+from outrider.cache.page_pool import PAGE_LEN, PagePool
 from outrider.cache.paged import PagedCache
 from outrider.cache.slots import LayeredCache
+from outrider.cache.storing import StoringTarget
 from outrider.core.draft import Resume
 from outrider.core.interfaces import Cache
+from outrider.core.key_storage import KeyStorage, check_heads
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.placing_target import PlacingTarget
 from outrider.core.route import Route
@@ -46,6 +48,7 @@ from outrider.models.layers import (
 )
 from outrider.models.linear import Linear, LinearOf, linear_of
 from outrider.models.norms import norm_of, query_norm_of
+from outrider.models.pools import pool_for
 from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 
@@ -56,7 +59,7 @@ _TWOFOLD = 500_000_000
 
 
 @final
-class Decoder(LayeredTarget, PlacingTarget):
+class Decoder(LayeredTarget, PlacingTarget, StoringTarget):
     """A frozen decoder. All methods may be called from any thread, because only the cache changes."""
 
     def __init__(
@@ -82,10 +85,12 @@ class Decoder(LayeredTarget, PlacingTarget):
             for rope in config.ropes
         ]
 
-        self.pool = None
-        if page_len:
-            pages = (config.num_layers, config.num_kv_heads, config.head_dim)
-            self.pool = PagePool(pages, dtype=self.dtype, device=self.device, page_len=page_len, sides=config.cache_sides)
+        self.pool = pool_for(config, self.dtype, self.device, page_len=page_len) if page_len else None
+
+    def pool_of_codes(self, storage: KeyStorage) -> PagePool:
+        check_heads(storage, is_latent=self.config.latent is not None)
+        self.pool = self.pool or pool_for(self.config, self.dtype, self.device, page_len=PAGE_LEN)
+        return self.pool
 
     def new_cache(self, batch_size: int) -> ContiguousCache | PagedCache:
         if self.pool is not None:
@@ -148,7 +153,7 @@ class Decoder(LayeredTarget, PlacingTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., H] input of the first layer."""
-        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding.__getitem__, tokens)
         scale = self.config.embedding_scale
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 

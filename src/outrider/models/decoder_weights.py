@@ -34,7 +34,15 @@ class StoredBytes(Protocol):
     def forget(self, begin: int, end: int) -> None: ...
 
 
-class PackedSource(Protocol):
+class RowTables(Protocol):
+    """What cuts matrices that tables of rows stand for."""
+
+    def part(self, table: Tensor, inputs: tuple[int, int] | None = None) -> Tensor:
+        """A table of the same rows, which stand alone now: with the inputs from the first number up to the second, or all."""
+        ...
+
+
+class PackedSource(RowTables, Protocol):
     """The storage of packed matrices on a GPU (``quantised/packed_rows.py``)."""
 
     dtype: torch.dtype
@@ -112,6 +120,8 @@ class Weights:
     """[H, 2H] maps a token's embedding and the previous state to the first layer's input (EAGLE-1)."""
     file: StoredBytes | None = None
     """The storage of the stored matrices, for a CPU."""
+    float_inputs: bool = False
+    """Whether products with stored matrices take inputs as they are, in floats (``dtype="stored-exact"``)."""
     rows: PackedSource | None = None
     """The storage of the packed matrices, for a GPU."""
 

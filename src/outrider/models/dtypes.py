@@ -18,6 +18,9 @@ STORED = "stored"
 llama.cpp. For F16 matrices they are rounded to 16 bits there, where the processor adds in 16 bits. On a GPU activations are
 bfloat16, and a weight is rounded to it inside the product."""
 
+EXACT = "stored-exact"
+"""Matrices as the file stores them, on a CPU, and inputs that stay floats: scores are the bits of ``"float32"``."""
+
 
 def computing_dtype(dtype: str | None, stored: str | None, device: torch.device) -> torch.dtype:
     """The type of the weights under the option ``dtype``, for a checkpoint that stores them as ``stored``."""
@@ -29,7 +32,7 @@ def dtype_named(name: str | None) -> torch.dtype | None:
     if name is None or name == "auto":
         return None
     if name not in DTYPES:
-        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, *FEW_BITS, STORED, 'auto'])}")
+        raise OptionError(f"unknown dtype {name!r}; {nearest(name, [*DTYPES, *FEW_BITS, STORED, EXACT, 'auto'])}")
     return DTYPES[name]
 
 

@@ -9,7 +9,7 @@ of a sum over ranks. ``Joint`` is that sum; a decoder that was given none is who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -25,6 +25,8 @@ class Joint(ABC):
     rank: int
     spans: Sequence[tuple[int, int]]
     """First and last + 1 vocabulary row of each rank. Ranks differ by at most one row."""
+    is_wired: bool = True
+    """Whether sums over ranks can be part of a captured graph."""
 
     @abstractmethod
     def gather(self, values: Tensor) -> list[Tensor]:
@@ -54,11 +56,11 @@ class Joint(ABC):
         all_values, all_tokens = torch.stack(self.gather(values)), torch.stack(self.gather(tokens))
         return all_tokens.gather(0, all_values.argmax(0, keepdim=True))[0]
 
-    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
-        """[..., H] rows of the whole embedding table, of which this rank holds ``table``."""
+    def embed(self, look_up: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+        """[..., H] rows of the whole embedding table. ``look_up`` finds those that this rank holds, counted from its first."""
         places = tokens - self.first_token
-        is_mine = (places >= 0) & (places < len(table))
-        found = table[places.clamp(0, len(table) - 1)]
+        is_mine = (places >= 0) & (places < self.num_tokens)
+        found = look_up(places.clamp(0, self.num_tokens - 1))
         return self.sum(torch.where(is_mine[..., None], found, 0.0))
 
     def tell(self, verb: str, *arguments: Any) -> None:
@@ -101,8 +103,8 @@ class Alone(Joint):
     def gather_vocabulary(self, logits: Tensor) -> Tensor:
         return logits
 
-    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
-        return table[tokens]
+    def embed(self, look_up: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+        return look_up(tokens)
 
 
 ALONE = Alone()

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.cache.storing import stored_in
 from outrider.core.errors import ModelError, OptionError, nearest
 from outrider.core.interfaces import Target
+from outrider.core.key_storage import storage_named
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
-from outrider.models.dtypes import FEW_BITS, ROUNDED_INPUTS, STORED, auto_dtype, computing_dtype, dtype_named
+from outrider.models.dtypes import EXACT, FEW_BITS, ROUNDED_INPUTS, STORED, auto_dtype, computing_dtype, dtype_named
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import is_fast_as_stored, stored_tensors
 from outrider.models.gpu import check_numerics, gpu_decoder
@@ -45,6 +47,7 @@ def load_model(
     fast: bool = True,
     numerics: str = "auto",
     page_len: int = 0,
+    kv_cache: str = "auto",
 ) -> Target:
     """The model called ``name``.
 
@@ -52,23 +55,27 @@ def load_model(
     model; "w8a8" also rounds the inputs of every product. Quantised matrices are kept by "auto" if the device has a product
     for them; those of GGUF files are dequantised on a GPU. Any other type dequantises. The type "stored" requires that they
     are kept. On a CPU inputs are rounded to 8 bits then; on a GPU a weight is rounded to bfloat16 in the product.
+    On a CPU "stored-exact" keeps the matrices and does not round inputs, so scores are those of "float32".
 
     ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
     length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires
     scores that do not depend on what shares a pass (``models.gpu.NUMERICS``). ``page_len`` keeps keys and values in pages
-    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder)."""
+    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder). ``kv_cache`` "fp8" or "int8"
+    stores them in 8 bits with a scale per token and key head (``core/key_storage.py``), which changes scores a little."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)
+    storage = storage_named(kv_cache)
     place = device_of(device)
     if page_len < 0 or page_len & (page_len - 1):
         raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 to leave it to the device")
     speed = _speed(fast, numerics, dtype, page_len)
-    return host_side(_load(name if isinstance(name, Source) else Source(name), dtype, place, max_len=max_len, speed=speed))
+    target = _load(name if isinstance(name, Source) else Source(name), dtype, place, max_len=max_len, speed=speed)
+    return host_side(stored_in(target, storage))
 
 
 def _load(source: Source, dtype: str | None, place: torch.device, *, max_len: int | None, speed: Speed) -> Target:
-    if dtype == STORED:
+    if dtype in (STORED, EXACT):
         return _load_stored(local_path(source), place, max_len=max_len, speed=speed)
     wanted = torch.bfloat16 if speed.bits < 16 else dtype_named(dtype)
     path = local_path(source)
@@ -156,12 +163,15 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
 
 def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed: Speed) -> LayeredTarget:
-    what, is_gguf = f"dtype = {STORED!r} is not available", path.suffix == ".gguf"
+    what = f"dtype = {(EXACT if speed.float_inputs else STORED)!r} is not available"
+    is_gguf = path.suffix == ".gguf"
     on_gpu, form = device.type == "cuda", None if is_gguf else format_of(read_config(path))
     if not is_gguf and (form is None or not (form.packs if on_gpu else form.stays)):
         there = "a GPU" if on_gpu else "a CPU"
         why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on {there}"
         raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
+    if speed.float_inputs and device.type != "cpu":
+        raise OptionError(f"{what} here; it needs device='cpu'; elsewhere 'float32' has its scores")
     if device.type not in ("cpu", "cuda") or not speed.fast:
         raise OptionError(f"{what} here; it needs device='cpu' or 'cuda', and fast=True")
     if not is_gguf:
@@ -196,7 +206,7 @@ def _stored_decoder(file: GGUFFile, max_len: int | None, speed: Speed) -> Layere
     config = _gguf_config(file)
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = read_weights(stored_tensors(file), config, dtype=torch.float32, device=torch.device("cpu"))
-    decoder = native_decoder(config, replace(weights, file=file), page_len=speed.page_len)
+    decoder = native_decoder(config, replace(weights, file=file, float_inputs=speed.float_inputs), page_len=speed.page_len)
     file.forget(0, len(file.data))  # what lies between two matrices was read with each; rows of the embedding come back
     return decoder
 
@@ -207,7 +217,7 @@ def _kept(
     """A quantised folder whose matrices are kept; None if it is not quantised, or the device has no product for it."""
     config = config if max_len is None else replace(config, max_len=max_len)
     if device.type == "cpu":
-        return stored_decoder(config, folder, page_len=speed.page_len) if speed.fast else None
+        return stored_decoder(config, folder, speed) if speed.fast else None
     weights = packed_weights(config, folder, device) if speed.fast else None
     return None if weights is None else _of_weights(config, weights, speed)
 
@@ -252,14 +262,15 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredT
 
 
 def decoder_of(
-    config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int
+    config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int, kv_cache: str
 ) -> LayeredTarget:
     """The decoder that ``load_model`` would choose, for weights in memory."""
-    return _of_weights(config, weights, _speed(fast, numerics, dtype, page_len))
+    storage = storage_named(kv_cache)
+    return stored_in(_of_weights(config, weights, _speed(fast, numerics, dtype, page_len)), storage)
 
 
 def _speed(fast: bool, numerics: str, dtype: str | None, page_len: int) -> Speed:
-    return Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len, dtype == ROUNDED_INPUTS)
+    return Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len, dtype == ROUNDED_INPUTS, dtype == EXACT)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

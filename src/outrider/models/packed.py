@@ -14,85 +14,21 @@ table (nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, sto
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, TypeVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, PackedSource, Weights
+from outrider.models.few_bits import FewBits
 
 GROUP = 128
 """Inputs that share a scale in 4 bits."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of the sixteen e2m1 codes."""
-
-
-class FewBits(ABC):
-    """An [out, in] matrix of codes and scales. Its products take it as it is."""
-
-    outputs_at: ClassVar[Mapping[str, int]]
-    """The tensors that have a row, or a column, for every output: which of their dimensions that is."""
-
-    @property
-    @abstractmethod
-    def bits(self) -> int:
-        """Bits of a code."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def form(self) -> tuple[object, ...]:
-        """What matrices must share to be one matrix, one below the other."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device: ...
-
-    @abstractmethod
-    def unpacked(self, dtype: torch.dtype | None = None) -> Tensor:
-        """[out, in] in ``dtype``, or in a float type of its own."""
-
-
-Few = TypeVar("Few", bound=FewBits)
-
-
-def joined(pieces: Sequence[Few]) -> Few:
-    """Matrices of one form, one below the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    parts = {name: [each for piece in pieces if (each := vars(piece)[name]) is not None] for name in pieces[0].outputs_at}
-    whole = {name: _concatenated(found, pieces[0].outputs_at[name]) for name, found in parts.items() if found}
-    return replace(pieces[0], **whole)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def picked(matrix: Few, rows: Tensor) -> Few:
-    """Some of the outputs, in another order."""
-    rows, found = rows.to(matrix.device), dict[str, Tensor]()
-    for name, dim in matrix.outputs_at.items():
-        tensor: Tensor | None = vars(matrix)[name]
-        if tensor is not None:
-            found[name] = _bytes(tensor).index_select(dim, rows).view(tensor.dtype).contiguous()
-    return replace(matrix, **found)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def _concatenated(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    return torch.cat([_bytes(tensor) for tensor in tensors], dim).view(tensors[0].dtype)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Codes of one byte as bytes, which PyTorch joins and picks whatever they mean."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 @final
@@ -129,6 +65,10 @@ class Packed(FewBits):
     def group_len(self) -> int:
         """Inputs that share a scale."""
         return -(-self.shape[1] // self.scales.shape[0])
+
+    @property
+    def unit(self) -> int:
+        return 1 if self.bits == 8 and len(self.scales) == 1 else self.group_len
 
     @property
     def is_usual(self) -> bool:
@@ -281,6 +221,11 @@ def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
         return rows.matrix(weight)
     if bits == 16:
         return weight
+    return packed_if_in_groups(weight, bits)
+
+
+def packed_if_in_groups(weight: Tensor, bits: int) -> Packed:
+    """The matrix rounded to this many bits, or to 8 where its inputs do not come in groups of 128."""
     return pack(weight, 4 if bits == 4 and weight.shape[1] % GROUP == 0 else 8)
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from outrider.models.packed import FewBits
+from outrider.models.few_bits import FewBits
 
 UNIT = 32
 """Inputs whose codes share 16 bytes of ``low``."""
@@ -70,6 +70,10 @@ class Planes(FewBits):
     def block_len(self) -> int:
         """Inputs that share a float."""
         return self.shape[1] // len(self.scales)
+
+    @property
+    def unit(self) -> int:
+        return self.block_len
 
     @property
     def group_len(self) -> int:

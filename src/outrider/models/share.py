@@ -1,7 +1,8 @@
 """One rank's share of a model: whole heads, columns of the MLP, rows of the vocabulary.
 
 Queries go with the key-value head they look at, so no head is cut. Sizes that do not divide evenly differ by one between ranks;
-heads must divide evenly. Norms are whole everywhere. A bias behind a sum over ranks belongs to the first rank, or it would be
+heads must divide evenly. Columns of the MLP may come in units, such as the inputs that share a scale, which are not cut. Norms
+are whole everywhere. A bias behind a sum over ranks belongs to the first rank, or it would be
 added once per rank. (The division is Megatron's: Shoeybi et al. 2019, arXiv 1909.08053.)
 """
 
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import OptionError
-from outrider.models.decoder_weights import STORED_ROWS, LayerWeights
+from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, RowTables
 from outrider.models.features import ModelConfig
-from outrider.models.stored_rows import from_input
+from outrider.models.stored_rows import FILE_ROWS
 
 
 @final
@@ -27,10 +28,14 @@ class Share:
 
     rank: int
     size: int
+    unit: int = 1
+    """Neighbouring columns of an MLP that stay together."""
+    tables: RowTables = FILE_ROWS
 
-    def span(self, total: int) -> tuple[int, int]:
-        """The range of ``total`` rows or columns that this rank holds."""
-        return total * self.rank // self.size, total * (self.rank + 1) // self.size
+    def span(self, total: int, unit: int = 1) -> tuple[int, int]:
+        """The range of ``total`` rows or columns that this rank holds, in whole units."""
+        count = total // unit
+        return count * self.rank // self.size * unit, count * (self.rank + 1) // self.size * unit
 
     def check(self, config: ModelConfig) -> None:
         """Refuse a model whose heads cannot be divided."""
@@ -49,9 +54,12 @@ class Share:
     def config(self, config: ModelConfig) -> ModelConfig:
         """The share as a model config: fewer heads, a narrower MLP, part of the vocabulary."""
         heads, kv_heads = config.num_heads // self.size, config.num_kv_heads // self.size
-        sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "mlp_size": self._count(config.mlp_size)}
-        experts = config.experts and replace(config.experts, size=self._count(config.experts.size))
-        return replace(config, **sizes, vocab_size=self._count(config.vocab_size), experts=experts)
+        sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "mlp_size": self._columns(config.mlp_size)}
+        experts = config.experts
+        if experts is not None:
+            experts = replace(experts, size=self._columns(experts.size), shared_size=self._columns(experts.shared_size))
+        begin, end = self.span(config.vocab_size)
+        return replace(config, **sizes, vocab_size=end - begin, experts=experts)
 
     def layers(self, num_layers: int) -> Sequence[int]:
         return range(num_layers)
@@ -61,54 +69,58 @@ class Share:
         q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         qkv, pair = (q_rows, kv_rows, kv_rows), (config.mlp_size,) * (2 if config.gated else 1)
         inner = 0 if whole.router is None else 1  # experts stand in the first dimension
+        beside = 0 if config.experts is None else config.experts.shared_size
         if inner and config.experts is not None:
             pair = (config.experts.size, config.experts.size)
+        unit = self.unit
         return replace(
             whole,
             qkv=self._rows(whole.qkv, qkv),
             qkv_bias=self._rows(whole.qkv_bias, qkv),
-            out=self._inputs(whole.out, q_rows, 1),
+            out=self._inputs(whole.out, self.span(q_rows), 1),
             out_bias=self._once(whole.out_bias),
-            gate_up=self._rows(whole.gate_up, pair, inner),
-            gate_up_bias=self._rows(whole.gate_up_bias, pair, inner),
-            down=self._inputs(whole.down, pair[0], 1 + inner),
+            gate_up=self._rows(whole.gate_up, pair, inner, unit),
+            gate_up_bias=self._rows(whole.gate_up_bias, pair, inner, unit),
+            down=self._inputs(whole.down, self.span(pair[0], unit), 1 + inner),
             down_bias=self._once(whole.down_bias),
             sinks=self._rows(whole.sinks, (config.num_heads,)),
             q_norm=self._of_heads(whole.q_norm, config),
             k_norm=self._of_heads(whole.k_norm, config),
+            shared_gate_up=self._rows(whole.shared_gate_up, (beside, beside), 0, unit),
+            shared_down=None if whole.shared_down is None else self._inputs(whole.shared_down, self.span(beside, unit), 1),
         )
 
-    def _inputs(self, matrix: Tensor, total: int, dim: int) -> Tensor:
-        """This rank's part of the ``total`` inputs of a matrix, which stand in dimension ``dim``."""
-        return from_input(matrix, self.span(total)[0]) if matrix.dtype == STORED_ROWS else self._part(matrix, dim)
+    def _inputs(self, matrix: Tensor, span: tuple[int, int], dim: int) -> Tensor:
+        """These inputs of a matrix, which stand in dimension ``dim``."""
+        if matrix.dtype == STORED_ROWS:
+            return self.tables.part(matrix, span)
+        return matrix.narrow(dim, span[0], span[1] - span[0]).clone()
 
     def rows(self, matrix: Tensor) -> Tensor:
         """This rank's rows of a matrix, copied."""
-        return self._part(matrix, 0)
+        return self._rows(matrix, (len(matrix),))
 
     @overload
-    def _rows(self, stacked: Tensor, sizes: Sequence[int], dim: int = 0) -> Tensor: ...
+    def _rows(self, stacked: Tensor, sizes: Sequence[int], dim: int = 0, unit: int = 1) -> Tensor: ...
     @overload
-    def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0) -> Tensor | None: ...
-    def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0) -> Tensor | None:
+    def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0, unit: int = 1) -> Tensor | None: ...
+    def _rows(self, stacked: Tensor | None, sizes: Sequence[int], dim: int = 0, unit: int = 1) -> Tensor | None:
         """This rank's rows of several stacked matrices."""
         if stacked is None:
             return None
-        return torch.cat([self._part(part, dim) for part in stacked.split(list(sizes), dim)], dim)
-
-    def _part(self, tensor: Tensor, dim: int) -> Tensor:
-        begin, end = self.span(tensor.shape[dim])
-        return tensor.narrow(dim, begin, end - begin).clone()
+        parts = zip(stacked.split(list(sizes), dim), (self.span(size, unit) for size in sizes), strict=True)
+        found = torch.cat([part.narrow(dim, begin, end - begin) for part, (begin, end) in parts], dim)
+        return self.tables.part(found) if found.dtype == STORED_ROWS else found
 
     def _of_heads(self, norm: Tensor | None, config: ModelConfig) -> Tensor | None:
         """The norms of this rank's heads, if each head has one."""
         if norm is None or config.qk_norm_span == "head":
             return norm
-        return self._part(norm.view(-1, config.head_dim), 0).flatten()
+        return self.rows(norm.view(-1, config.head_dim)).flatten()
 
     def _once(self, bias: Tensor | None) -> Tensor | None:
         return bias if self.rank == 0 else None
 
-    def _count(self, total: int) -> int:
-        begin, end = self.span(total)
+    def _columns(self, total: int) -> int:
+        begin, end = self.span(total, self.unit)
         return end - begin

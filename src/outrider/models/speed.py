@@ -17,6 +17,8 @@ class Speed:
     page_len: int
     rounds_inputs: bool = False
     """Whether inputs are rounded to 8 bits too, for integer products (``dtype="w8a8"``)."""
+    float_inputs: bool = False
+    """Whether inputs stay floats in products with stored matrices (``dtype="stored-exact"``)."""
 
 
 def refuse(speed: Speed) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.models.decoder_weights import RowTables
 from outrider.models.gguf.quants import STORAGE_TYPES
 from outrider.models.gguf.stored import SPAN
 from outrider.models.quantised.stored import TYPES
@@ -24,6 +25,16 @@ _BY_NUMBER = {number: _BLOCKS[name] for name, number in TYPES.items()}
 def block_len(name: str) -> int:
     """Weights in a block of a type, and at least the 32 whose inputs are rounded together."""
     return max(SPAN, _BLOCKS[name][0])
+
+
+class FileRows(RowTables):
+    """Rows in a file or in memory, which stay there."""
+
+    def part(self, table: Tensor, inputs: tuple[int, int] | None = None) -> Tensor:
+        return table if inputs is None else from_input(table, inputs[0])
+
+
+FILE_ROWS = FileRows()
 
 
 def from_input(table: Tensor, begin: int) -> Tensor:

@@ -136,15 +136,6 @@ class Adaptive(Policy):
         share = TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1)
         self._unpaid -= share * observation.seconds
 
-    def stand_by(self, state: _State, observation: Observation) -> None:
-        """A round in which the drafter was asked in another way. What is known of this one fades, as with other spreads."""
-        state.is_behind = True
-        self._unpaid -= TUNING.thinking * observation.seconds
-        for seen in (self.found, *self.usual.seen.values()):
-            seen.fade(2)
-        for row in state.rows:
-            row.record(0, 0, 0)
-
     def _think(self, state: _State) -> Plan:
         """Make the next plan. It stays as it is, unless the round is a test."""
         kind, costs = state.prompts[1:], self._costs(state)

@@ -7,7 +7,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from typing import Any, final
 
 from outrider.codecs.text import TextCodec
@@ -16,19 +15,24 @@ from outrider.server.failures import ApiError
 from outrider.server.json_text import json_text
 from outrider.server.order import Order
 from outrider.server.prompt_scores import PromptToken
+from outrider.server.protocol import StreamOptions
+from outrider.server.token_texts import Offsets, TokenTexts
 from outrider.server.transcript import Added
 
 
 class AnswerBuilder(ABC):
     """Builds the answer to one order from its deltas."""
 
-    def __init__(self, order: Order, *, model: str, codec: TextCodec, include_usage: bool = False) -> None:
+    def __init__(self, order: Order, *, model: str, codec: TextCodec, options: StreamOptions | None = None) -> None:
         self.order, self.model, self.codec = order, model, codec
-        self.include_usage = include_usage
+        self.options = options or StreamOptions()
+        self.texts = TokenTexts(codec, by_id=order.shown.names_ids)
         self.deltas: list[list[Added]] = [[] for _ in order.requests]
+        self.num_tokens = 0
 
     def add(self, delta: Added) -> None:
         self.deltas[delta.choice].append(delta)
+        self.num_tokens += len(delta.token_ids)
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -55,15 +59,26 @@ class AnswerBuilder(ABC):
         return len(self.stats) == len(self.deltas)
 
     @property
-    def num_tokens(self) -> int:
-        return sum(delta.num_tokens for parts in self.deltas for delta in parts)
+    def num_cached(self) -> int:
+        """Tokens of the prompts that a stored beginning spared, each prompt counted once."""
+        firsts = self.deltas[:: self.order.num_each]
+        return sum(parts[-1].stats.num_cached for parts in firsts if parts and parts[-1].stats)
+
+    @property
+    def num_reasoned(self) -> int:
+        """Tokens of the thinking, as the vocabulary writes it."""
+        return 0
 
     def usage(self) -> dict[str, Any]:
         prompt, written = self.order.num_prompt_tokens, self.num_tokens
         accepted, drafted = sum(s.num_accepted for s in self.stats), sum(s.num_drafted for s in self.stats)
         details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         total = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-        return {**total, "completion_tokens_details": details}
+        total |= {"prompt_tokens_details": {"cached_tokens": self.num_cached}}
+        return {
+            **total,
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoned if self.is_finished else 0, **details},
+        }
 
     def speculation(self) -> dict[str, Any]:
         """Speculation statistics of this request, over all choices."""
@@ -86,12 +101,10 @@ class ChoicesAnswer(AnswerBuilder, ABC):
     kind: str
     chunk_kind: str
 
-    def __init__(self, order: Order, *, model: str, codec: TextCodec, include_usage: bool = False) -> None:
-        super().__init__(order, model=model, codec=codec, include_usage=include_usage)
+    def __init__(self, order: Order, **more: Any) -> None:
+        super().__init__(order, **more)
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.num_prompts = 1
-        """Number of prompts. Each has the same number of choices."""
 
     def whole(self) -> dict[str, Any]:
         choices = [{**self._choice(kept, self.deltas[kept]), "index": index} for index, kept in enumerate(self._kept())]
@@ -101,8 +114,8 @@ class ChoicesAnswer(AnswerBuilder, ABC):
         return [event(self.chunk(delta))]
 
     def closing_events(self) -> list[str]:
-        usage = [event({**self._frame(self.chunk_kind), "choices": [], "usage": self.usage()})] if self.include_usage else []
-        return [*usage, "data: [DONE]\n\n"]
+        last = event({**self._frame(self.chunk_kind), "choices": [], "usage": self.usage()})
+        return [*([last] if self.options.include_usage else []), "data: [DONE]\n\n"]
 
     def error_events(self, error: ApiError) -> list[str]:
         return [event(error.body)]
@@ -110,6 +123,8 @@ class ChoicesAnswer(AnswerBuilder, ABC):
     def chunk(self, delta: Added) -> dict[str, Any]:
         choice = self._chunk_choice(delta, is_first=len(self.deltas[delta.choice]) == 1)
         frame = {**self._frame(self.chunk_kind), "choices": [choice]}
+        if self.options.include_usage or self.options.continuous_usage_stats:
+            frame["usage"] = self.usage() if self.options.continuous_usage_stats else None
         if self.is_finished:
             frame["speculation"] = self.speculation()
         return frame
@@ -119,7 +134,7 @@ class ChoicesAnswer(AnswerBuilder, ABC):
         best = self.order.num_best
         if best is None:
             return list(range(len(self.deltas)))
-        size = len(self.deltas) // self.num_prompts
+        size = self.order.num_each
         groups = [range(first, first + size) for first in range(0, len(self.deltas), size)]
         return [choice for group in groups for choice in sorted(group, key=self._mean_logprob, reverse=True)[:best]]
 
@@ -136,9 +151,16 @@ class ChoicesAnswer(AnswerBuilder, ABC):
     def _frame(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "system_fingerprint": None}
 
-    def _with_rounds(self, choice: dict[str, Any], parts: Sequence[Added]) -> dict[str, Any]:
-        rounds = [delta.round for delta in parts if delta.round is not None]
-        return {**choice, "rounds": rounds} if self.order.trace else choice
+    def _with_more(self, choice: dict[str, Any], parts: Sequence[Added]) -> dict[str, Any]:
+        """A choice with the ids of its tokens and its rounds, if they were asked for."""
+        more: dict[str, Any] = {}
+        if self.order.shown.ids:
+            more["token_ids"] = [token for delta in parts for token in delta.token_ids]
+            if parts[0] is self.deltas[parts[0].choice][0]:
+                more["prompt_token_ids"] = list(self.order.requests[parts[0].choice].prompt_ids)
+        if self.order.trace:
+            more["rounds"] = [delta.round for delta in parts if delta.round is not None]
+        return {**choice, **more}
 
 
 @final
@@ -147,24 +169,22 @@ class CompletionAnswer(ChoicesAnswer):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(
-        self, order: Order, *, echo: bool = False, logprobs: int | None = None, num_prompts: int = 1, **more: Any
-    ) -> None:
+    def __init__(self, order: Order, *, echo: bool = False, logprobs: int | None = None, **more: Any) -> None:
         super().__init__(order, **more)
         self.echo, self.logprobs = echo, logprobs
-        self.num_prompts = num_prompts
-        self._num_letters = [0] * len(order.requests)
-        """Number of characters of each choice sent so far."""
+        self._offsets = [self._new_offsets(choice) for choice in range(len(order.requests))]
+
+    def _new_offsets(self, choice: int) -> Offsets:
+        lead = self.order.prompts[choice] if self.echo else ""
+        return Offsets(self.codec, lead=lead, shows_special=not self.order.requests[choice].params.skip_special_tokens)
 
     def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
-        return self._written(index, parts, is_first=True, offset=0)
+        return self._written(index, parts, is_first=True)
 
     def _chunk_choice(self, delta: Added, *, is_first: bool) -> dict[str, Any]:
-        choice = self._written(delta.choice, [delta], is_first=is_first, offset=self._num_letters[delta.choice])
-        self._num_letters[delta.choice] += len(choice["text"])
-        return choice
+        return self._written(delta.choice, [delta], is_first=is_first)
 
-    def _written(self, index: int, parts: Sequence[Added], *, is_first: bool, offset: int) -> dict[str, Any]:
+    def _written(self, index: int, parts: Sequence[Added], *, is_first: bool) -> dict[str, Any]:
         lead = self.order.prompts[index] if self.echo and is_first else ""
         scored = next((delta.prompt for delta in parts if delta.prompt is not None), None)
         choice: dict[str, Any] = {"index": index, "text": lead + "".join(delta.text for delta in parts)}
@@ -172,32 +192,32 @@ class CompletionAnswer(ChoicesAnswer):
         entries: list[TokenLogprob | None] = [token.scored for token in scored or ()] if self.echo else []
         tokens = [token.token for token in scored or ()] if self.echo else []
         said = [entry for delta in parts for entry in delta.logprobs]
-        choice["logprobs"] = self._logprobs([*tokens, *(e.token for e in said)], [*entries, *said], offset)
+        choice["logprobs"] = self._logprobs(index, [*tokens, *(e.token for e in said)], [*entries, *said])
         if scored is not None and not self.echo:
-            choice["prompt_logprobs"] = [prompt_entry(token, self.codec) for token in scored]
-        return self._with_rounds(choice, parts)
+            choice["prompt_logprobs"] = [prompt_entry(token, self.texts) for token in scored]
+        return self._with_more(choice, parts)
 
-    def _logprobs(self, tokens: Sequence[int], entries: Sequence[TokenLogprob | None], offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, tokens: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, Any] | None:
         if self.logprobs is None:
             return None
-        texts = [self.codec.token_text(token) for token in tokens]
-        offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
+        texts = [self.texts.name(token) for token in tokens]
+        offsets = self._offsets[index].next(tokens)
         values = [None if entry is None else finite(entry.logprob) for entry in entries]
         tops = [None if entry is None else self._top(entry) for entry in entries]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        return {self.codec.token_text(token): finite(value) for token, value in entry.top}
+        return {self.texts.name(token): finite(value) for token, value in entry.top}
 
 
-def prompt_entry(token: PromptToken, codec: TextCodec) -> dict[str, Any] | None:
+def prompt_entry(token: PromptToken, texts: TokenTexts) -> dict[str, Any] | None:
     """A prompt token's score in vLLM's format: token ids with log-probability and rank."""
     if token.scored is None:
         return None
     ranked = {other: (value, rank) for rank, (other, value) in enumerate(token.scored.top, 1)}
     ranked.setdefault(token.token, (token.scored.logprob, token.rank))
     return {
-        str(other): {"logprob": finite(value), "rank": rank, "decoded_token": codec.token_text(other)}
+        str(other): {"logprob": finite(value), "rank": rank, "decoded_token": texts.name(other)}
         for other, (value, rank) in ranked.items()
     }
 

@@ -23,10 +23,10 @@ from outrider.server.embeddings import add_embeddings
 from outrider.server.failures import ApiError
 from outrider.server.guard import Guard
 from outrider.server.information import add_information, add_tokens
-from outrider.server.intake import num_prompts
 from outrider.server.models import Models
 from outrider.server.protocol import ChatRequest, CompletionRequest
 from outrider.server.quota import Client
+from outrider.server.refusals import refusal_of
 from outrider.server.responses import ResponseAnswer
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.service import Service
@@ -44,6 +44,13 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (429, "too many requests"),
         (504, "the request took too long"),
     )
+}
+
+
+_BODIES = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
 }
 
 
@@ -96,16 +103,15 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     try:
         return body.as_chat()
     except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
+        raise ApiError(400, f"input is not valid: {error.errors()[0]['msg']}; correct it", param="input") from None
 
 
 def _add_generation(app: FastAPI, models: Models) -> None:
     @app.post("/v1/completions", responses=_ERRORS)
     async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
         service = models.find(body.model)
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        shown = {"echo": body.echo, "logprobs": body.logprobs, "num_prompts": num_prompts(body.prompt)}
-        answer = partial(CompletionAnswer, model=service.name, codec=service.llm.codec, include_usage=usage, **shown)
+        shown: dict[str, Any] = {"echo": body.echo, "logprobs": body.logprobs, "options": body.stream_options}
+        answer = partial(CompletionAnswer, model=service.name, codec=service.llm.codec, **shown)
         return await service.answer(http, service.intake.completion(body, client_of(http)), answer, stream=body.stream)
 
     @app.post("/v1/responses", responses=_ERRORS)
@@ -117,8 +123,7 @@ def _add_generation(app: FastAPI, models: Models) -> None:
     @app.post("/v1/chat/completions", responses=_ERRORS)
     async def chat_completions(body: ChatRequest, http: HttpRequest) -> Response:
         service = models.find(body.model)
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        answer = partial(ChatAnswer, model=service.name, codec=service.llm.codec, include_usage=usage)
+        answer = partial(ChatAnswer, model=service.name, codec=service.llm.codec, options=body.stream_options)
         return await service.answer(http, service.intake.chat(body, client_of(http)), answer, stream=body.stream)
 
 
@@ -139,10 +144,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(http: HttpRequest, error: RequestValidationError) -> Response:
-        del http
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
-        return ApiError(400, f"{where}: {first['msg']}", param=where).response()
+        return refusal_of(error.errors(), error.body, _BODIES.get(http.url.path)).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(http: HttpRequest, error: HTTPException) -> Response:

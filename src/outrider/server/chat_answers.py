@@ -63,6 +63,11 @@ class ChatAnswer(ChoicesAnswer):
         return [*reader.push(delta.text), *(reader.end() if delta.finish_reason else [])]
 
     @property
+    def num_reasoned(self) -> int:
+        said = [message.reasoning for message in self.messages if message.reasoning]
+        return sum(len(self.codec.encode(text, add_special_tokens=False)) for text in said)
+
+    @property
     def latest(self) -> list[Piece]:
         """The parsed pieces of the newest delta."""
         return self._latest
@@ -73,13 +78,13 @@ class ChatAnswer(ChoicesAnswer):
     def _choice(self, index: int, parts: Sequence[Added]) -> dict[str, Any]:
         said = self.messages[index]
         message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
-        if said.reasoning:
+        if said.reasoning and self.order.shown.reasoning:
             message["reasoning_content"] = said.reasoning
         if said.calls:
             message |= {"content": said.content or None, **self._calls(index, said.calls)}
         logprobs = self._logprobs([entry for delta in parts for entry in delta.logprobs], index)
         choice = {"index": index, "message": message, "finish_reason": self._reason(parts[-1]), "logprobs": logprobs}
-        return self._with_scores(self._with_rounds(choice, parts), parts)
+        return self._with_scores(self._with_more(choice, parts), parts)
 
     def _calls(self, index: int, calls: Sequence[tuple[str, str]]) -> dict[str, Any]:
         functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
@@ -93,7 +98,7 @@ class ChatAnswer(ChoicesAnswer):
         content |= self._delta(delta.choice)
         choice = {"index": delta.choice, "delta": content, "finish_reason": self._reason(delta)}
         choice["logprobs"] = self._logprobs(delta.logprobs, delta.choice)
-        return self._with_scores(self._with_rounds(choice, [delta]), [delta])
+        return self._with_scores(self._with_more(choice, [delta]), [delta])
 
     def _delta(self, choice: int) -> dict[str, Any]:
         """The newest pieces as a delta of a stream."""
@@ -104,7 +109,8 @@ class ChatAnswer(ChoicesAnswer):
             if piece.meaning is Meaning.CONTENT:
                 added["content"] = added.get("content", "") + piece.text
             elif piece.meaning is Meaning.REASONING:
-                added["reasoning_content"] = added.get("reasoning_content", "") + piece.text
+                said = piece.text if self.order.shown.reasoning else ""
+                added |= {"reasoning_content": added.get("reasoning_content", "") + said} if said else {}
             elif piece.meaning is Meaning.CALL:
                 number += 1
                 head = {"index": number, "id": self.call_id(choice, number), "type": "function"}
@@ -118,15 +124,15 @@ class ChatAnswer(ChoicesAnswer):
         return {**added, **({"function_call": calls[0]["function"]} if self.order.is_legacy else {"tool_calls": calls})}
 
     def _reason(self, last: Added) -> str | None:
-        """The finish reason: ``tool_calls`` if the model chose to call a tool, the usual one if it had to."""
-        was_free = self.order.function is None and bool(self.messages[last.choice].calls)
-        if last.finish_reason != "stop" or not was_free:
+        """The finish reason: ``tool_calls`` where a tool was called, the usual one if the request had named it."""
+        is_named = self.order.function is not None and not self.order.is_required
+        if last.finish_reason != "stop" or is_named or not self.messages[last.choice].calls:
             return last.finish_reason
         return "function_call" if self.order.is_legacy else "tool_calls"
 
     def _with_scores(self, choice: dict[str, Any], parts: Sequence[Added]) -> dict[str, Any]:
         scored = next((delta.prompt for delta in parts if delta.prompt is not None), None)
-        return choice if scored is None else {**choice, "prompt_logprobs": [prompt_entry(t, self.codec) for t in scored]}
+        return choice if scored is None else {**choice, "prompt_logprobs": [prompt_entry(t, self.texts) for t in scored]}
 
     def _logprobs(self, entries: Sequence[TokenLogprob], index: int) -> dict[str, Any] | None:
         if self.order.requests[index].params.logprobs is None:
@@ -138,5 +144,4 @@ class ChatAnswer(ChoicesAnswer):
         return {**self._one(entry.token, entry.logprob), "top_logprobs": top}
 
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.codec.token_text(token)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode("utf-8"))}
+        return {"token": self.texts.name(token), "logprob": finite(logprob), "bytes": self.texts.bytes_of(token)}

@@ -31,7 +31,7 @@ from outrider.models.source import local_path
 from outrider.models.weights import SafetensorsFolder, read_final_norm
 from outrider.server.failures import ApiError
 from outrider.server.models import Models
-from outrider.server.protocol import Prompts, Strict
+from outrider.server.protocol import Prompts, Strict, Truncated
 from outrider.server.service import Service
 
 _MOST_INPUTS = 2048
@@ -49,7 +49,7 @@ class EmbeddingRequest(Strict):
     user: str | None = None
     pooling: Literal["mean", "last"] | None = None
     """How states become one vector. Default: as the checkpoint declares."""
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    truncate_prompt_tokens: Truncated | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ async def _row(service: Service, given: str | list[int], truncate: int | None) -
     bad = next((token for token in ids if not 0 <= token < target.vocab_size), None)
     if bad is not None:
         raise ApiError(400, f"input holds token {bad}; the vocabulary is 0 to {target.vocab_size - 1}", param="input")
-    ids = ids if truncate is None else ids[-truncate:]
+    ids = ids if truncate is None else ids[-(target.max_len if truncate < 0 else truncate) :]
     if len(ids) > target.max_len:
         message = f"a text of input has {len(ids)} tokens, and the model's context holds {target.max_len}; shorten it"
         raise ApiError(400, message, param="input")

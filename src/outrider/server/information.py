@@ -42,7 +42,7 @@ def add_information(app: FastAPI, models: Models) -> None:
 
     def card(service: Service) -> dict[str, Any]:
         told = {"id": service.name, "object": "model", "created": began, "owned_by": "outrider", "parent": service.parent}
-        return {**told, "max_model_len": service.llm.target.max_len}
+        return {**told, "max_model_len": service.llm.target.max_len, "kv_cache": service.llm.target.traits.kv_cache}
 
     @app.get("/v1/models")
     async def model_list() -> dict[str, Any]:

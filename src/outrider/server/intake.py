@@ -6,25 +6,25 @@ Grammars are compiled and prompts are encoded off the event loop; what is too lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
 from outrider.api import LLM
-from outrider.codecs.chat_formats import TAGGED, BareCalls, Reader, TaggedReader, format_of
 from outrider.codecs.grammar_source import SourceLimits
 from outrider.codecs.infill import infill_prompt
 from outrider.core.errors import OutriderError, RequestError
 from outrider.core.params import Grammar, SamplingParams
 from outrider.core.prompts import Prompt
 from outrider.methods import METHODS
+from outrider.server.chat_prompts import TRUNCATED, ChatPrompts
 from outrider.server.failures import ApiError
 from outrider.server.grammars import Grammars
 from outrider.server.messages import joined_text, plain_message
 from outrider.server.metrics import Metrics
-from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane
+from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane, Shown
 from outrider.server.parameters import grammar_source, sampling_params, with_seed
 from outrider.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, Speculation
 from outrider.server.quota import Client
@@ -36,8 +36,6 @@ from outrider.vision.pixels import ImageLimits, opened
 _COMPLETION_TOKENS = 16
 """The API's default number of tokens for a completion."""
 _ENCODERS = 4
-_TRUNCATED = 4
-"""A prompt to be truncated may be at most this many times the context."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +44,6 @@ class _Draft:
 
     body: SamplingFields
     params: SamplingParams
-    num_each: int
-    """Choices per prompt."""
     order: Order
     """The rest of the order."""
 
@@ -59,6 +55,7 @@ class Intake:
     def __init__(self, llm: LLM, settings: ServerSettings, metrics: Metrics) -> None:
         self._llm, self._settings = llm, settings
         self.grammars = Grammars(llm.codec, settings, metrics)
+        self._chats = ChatPrompts(llm)
         self._limits = SourceLimits(settings.schema_bytes, settings.schema_depth)
         self._threads = ThreadPoolExecutor(_ENCODERS, "outrider-encode")
 
@@ -79,9 +76,9 @@ class Intake:
         params = self._params(body, max_tokens=tokens, logprobs=logprobs, grammar=grammar)
         scored = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
         num_best = body.n if num_each > body.n else None
-        known = replace(_order_of(body), num_best=num_best, prompt_logprobs=scored, is_scored_only=tokens == 0)
+        known = replace(_order_of(body, num_each), num_best=num_best, prompt_logprobs=scored, is_scored_only=tokens == 0)
         encode = [partial(self._encode_prompt, body, prompt) for prompt in prompts]
-        return await self._finish(_Draft(body, params, num_each, known), encode)
+        return await self._finish(_Draft(body, params, known), encode)
 
     async def chat(self, body: ChatRequest, client: Client) -> Order:
         plan = plan_tools(body)
@@ -92,15 +89,16 @@ class Intake:
         tokens = min(self._settings.default_tokens, most) if asked is None else self._checked(asked, most)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = self._params(body, max_tokens=tokens, logprobs=logprobs, grammar=grammar)
-        text, images = await self._off_loop(partial(self._chat_text, body, plan))
+        text, images = await self._off_loop(partial(self._chats.text, body, plan))
         if images and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs are of text; leave them out of a prompt with images", param="prompt_logprobs")
-        params, reader = self._reader(params, plan, text)
-        known = replace(_order_of(body), function=plan.function, new_reader=reader, is_legacy=plan.is_legacy)
-        known = replace(known, prompt_logprobs=body.prompt_logprobs)
-        is_plain = self._llm.codec.chat_template is None
-        encode = partial(self._encode, text, truncate=body.truncate_prompt_tokens, special=is_plain)
-        return await self._finish(_Draft(body, params, body.n, known), [lambda: (self._seen(encode(), images), text)])
+        params, reader = self._chats.reader(params, plan, text)
+        known = replace(_order_of(body, body.n), function=plan.function, is_required=plan.is_required, new_reader=reader)
+        known = replace(known, is_legacy=plan.is_legacy, prompt_logprobs=body.prompt_logprobs)
+        known = replace(known, shown=replace(known.shown, reasoning=body.include_reasoning))
+        special = self._llm.codec.chat_template is None or body.add_special_tokens
+        encode = partial(self._encode, text, truncate=body.truncate_prompt_tokens, special=special)
+        return await self._finish(_Draft(body, params, known), [lambda: (self._seen(encode(), images), text)])
 
     async def tokens_of(
         self, text: str | None, messages: Sequence[ChatMessage] | None, *, special: bool, is_open: bool
@@ -111,12 +109,12 @@ class Intake:
 
         def encoded() -> list[int]:
             if messages is None:
-                return self._llm.codec.encode_within(text or "", _TRUNCATED * self._longest, add_special_tokens=special)
+                return self._llm.codec.encode_within(text or "", TRUNCATED * self._longest, add_special_tokens=special)
             said, images = parted([plain_message(message) for message in messages])
             if images:
                 raise RequestError("tokens are counted for text only; leave the images out")
-            said = self._conversation(said, {"add_generation_prompt": is_open})
-            return self._llm.codec.encode_within(said, _TRUNCATED * self._longest, add_special_tokens=False)
+            said = self._chats.render(said, {"add_generation_prompt": is_open})
+            return self._llm.codec.encode_within(said, TRUNCATED * self._longest, add_special_tokens=False)
 
         return await self._off_loop(encoded)
 
@@ -153,19 +151,20 @@ class Intake:
 
     def _check_messages(self, count: int, *, is_cut: bool) -> None:
         """Refuse more messages than fit into the context at one token each, before a template renders them."""
-        if count > (_TRUNCATED if is_cut else 1) * self._longest:
+        if count > (TRUNCATED if is_cut else 1) * self._longest:
             raise ApiError(400, f"{count} messages do not fit into the model's context; send fewer", param="messages")
 
     async def _finish(self, draft: _Draft, encode: Sequence[Callable[[], tuple[Prompt, str]]]) -> Order:
         return await self._off_loop(lambda: self._complete(draft, [make() for make in encode]))
 
     def _complete(self, draft: _Draft, encoded: Sequence[tuple[Prompt, str]]) -> Order:
-        spread = [pair for pair in encoded for _ in range(draft.num_each)]
-        each = [with_seed(draft.params, index % draft.num_each) for index in range(len(spread))]
+        num_each = draft.order.num_each
+        spread = [pair for pair in encoded for _ in range(num_each)]
+        each = [with_seed(draft.params, index % num_each) for index in range(len(spread))]
         requests = self._llm.requests([ids for ids, _ in spread], each, streaming=True)
         is_echoed = isinstance(draft.body, CompletionRequest) and draft.body.echo
         prompts = [text for _, text in spread] if is_echoed else []
-        total = sum(len(request.prompt_ids) for request in requests[:: draft.num_each])
+        total = sum(len(request.prompt_ids) for request in requests[::num_each])
         lane = self._lane(draft.body, draft.order.lane)
         return replace(draft.order, requests=requests, prompts=prompts, num_prompt_tokens=total, lane=lane)
 
@@ -181,17 +180,20 @@ class Intake:
         return self._llm.target.max_len - 1
 
     def _encode(self, text: str, *, truncate: int | None, special: bool = True) -> list[int]:
-        limit = self._longest if truncate is None else _TRUNCATED * self._longest
-        ids = self._llm.codec.encode_within(text, limit, add_special_tokens=special)
-        return ids if truncate is None else ids[-truncate:]
+        limit = self._longest if truncate is None else TRUNCATED * self._longest
+        return self._kept(self._llm.codec.encode_within(text, limit, add_special_tokens=special), truncate)
+
+    def _kept(self, ids: list[int], truncate: int | None) -> list[int]:
+        """The last tokens of a prompt: as many as asked for, or as many as fit if that is -1."""
+        return ids if truncate is None else ids[-(self._longest if truncate < 0 else truncate) :]
 
     def _encode_prompt(self, body: CompletionRequest, prompt: str | Sequence[int]) -> tuple[list[int], str]:
         codec = self._llm.codec
         if isinstance(prompt, str):
             if body.suffix:
                 return infill_prompt(codec, prompt, body.suffix, limit=self._longest), prompt
-            return self._encode(prompt, truncate=body.truncate_prompt_tokens), prompt
-        ids = list(prompt) if body.truncate_prompt_tokens is None else list(prompt)[-body.truncate_prompt_tokens :]
+            return self._encode(prompt, truncate=body.truncate_prompt_tokens, special=body.add_special_tokens), prompt
+        ids = self._kept(list(prompt), body.truncate_prompt_tokens)
         if len(ids) > self._longest:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens and the model's context holds {self._longest + 1}; shorten it"
@@ -205,41 +207,6 @@ class Intake:
             raise RequestError(f"the messages hold {len(images)} images, and at most {most} are taken; send fewer")
         return {"prompt": ids, "images": [opened(image, limits) for image in images]} if images else ids
 
-    def _chat_text(self, body: ChatRequest, plan: ToolPlan) -> tuple[str, list[Any]]:
-        """A conversation as the model's template renders it, with its images."""
-        variables = dict(body.chat_template_kwargs or {})
-        if {"messages", "tools"} & set(variables):
-            message = "chat_template_kwargs cannot hold messages or tools; send them as fields"
-            raise ApiError(400, message, param="chat_template_kwargs")
-        if plan.specs:
-            variables["tools"] = plan.for_template()
-        if body.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", body.reasoning_effort)
-        said, images = self._llm.reading.parted([plain_message(message) for message in body.messages])
-        return self._conversation(said, variables), images
-
-    def _conversation(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """A conversation as the model's template renders it, with a placeholder for each image."""
-        messages = self._llm.reading.written(messages)
-        codec, size = self._llm.codec, sum(len(str(message["content"])) for message in messages)
-        if size > _TRUNCATED * self._longest * codec.longest_token:
-            raise RequestError(f"the messages have {size} characters, far more than the model's context holds; shorten them")
-        if codec.chat_template is None:  # a base model: it continues what was said
-            return "\n".join(str(message["content"]) for message in messages)
-        return codec.chat_text(messages, **variables)
-
-    def _reader(self, params: SamplingParams, plan: ToolPlan, text: str) -> tuple[SamplingParams, Callable[[], Reader] | None]:
-        """The parser of the answer, and the parameters it needs."""
-        if plan.must_call:
-            return params, BareCalls
-        known = None if params.grammar is not None else format_of(self._llm.codec.chat_template)
-        if known is None:
-            return params, None
-        if known is TAGGED and text.rstrip().endswith("<think>"):
-            return params, partial(TaggedReader, plan.names, thinks=True)
-        params = replace(params, skip_special_tokens=False) if known.shows_special else params
-        return params, partial(known.new_reader, plan.names)
-
 
 def _prompts(prompt: Any) -> list[Any]:
     if isinstance(prompt, str):
@@ -249,15 +216,11 @@ def _prompts(prompt: Any) -> list[Any]:
     return [prompt] if isinstance(prompt[0], int) else list(prompt)
 
 
-def num_prompts(prompt: Any) -> int:
-    """Number of prompts in the field."""
-    return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
-
-
-def _order_of(body: SamplingFields) -> Order:
-    """An order without prompts: its lane, its draft length limit, and whether rounds are reported."""
-    wanted = body.speculation
+def _order_of(body: SamplingFields, num_each: int) -> Order:
+    """An order without prompts: its lane, its draft length limit, and what is shown."""
+    wanted, shown = body.speculation, Shown(body.return_token_ids, body.return_tokens_as_token_ids)
     more: dict[str, Any] = {"priority": body.priority, "shares_prefix": body.cache_salt is None}
+    more |= {"num_each": num_each, "shown": shown}
     if not isinstance(wanted, Speculation):
         return Order([], [], DEFAULT_LANE, 0 if wanted == "off" else None, False, **more)
     if wanted.method is not None:

@@ -40,6 +40,18 @@ def is_passing(lane: Hashable) -> bool:
     return isinstance(lane, FixedLane | PredictedLane)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What an answer shows beside its text."""
+
+    ids: bool = False
+    """Token ids of the prompt and of the answer."""
+    names_ids: bool = False
+    """Whether log-probabilities name tokens by their ids."""
+    reasoning: bool = True
+    """The model's thinking."""
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
     """The engine requests of one HTTP request, one per choice, and how to turn them into its answer."""
@@ -50,8 +62,13 @@ class Order:
     lane: Hashable
     max_draft: int | None
     trace: bool
+    num_each: int = 1
+    """Choices per prompt."""
+    shown: Shown = Shown()
     function: str | None = None
     """The forced tool, whose arguments are generated."""
+    is_required: bool = False
+    """Whether the forced tool is the only one, and not the one that the request named."""
     num_prompt_tokens: int = 0
     """Tokens of all prompts, each prompt counted once."""
     num_best: int | None = None

@@ -22,9 +22,12 @@ from outrider.server.grammars import grammar_refusal
 from outrider.server.protocol import SamplingFields
 
 _SAME = (
-    "temperature top_p min_p typical_p presence_penalty frequency_penalty repetition_penalty min_tokens ignore_eos "
+    "temperature min_p typical_p presence_penalty frequency_penalty repetition_penalty min_tokens ignore_eos "
     "skip_special_tokens include_stop_str_in_output seed"
 ).split()
+
+_LEAST_TOP_P = 1e-6
+"""0 is taken for so much, which leaves the most probable token."""
 
 
 def sampling_params(
@@ -41,6 +44,7 @@ def sampling_params(
     return SamplingParams(
         **body.model_dump(include=set(_SAME)),
         max_tokens=max_tokens,
+        top_p=max(body.top_p, _LEAST_TOP_P),
         top_k=max(0, body.top_k),
         stop=tuple(stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -96,7 +100,7 @@ def _format_schema(body: SamplingFields) -> Mapping[str, Any] | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return {"type": "object"}
+        return wanted.schema_ or {"type": "object"}
     if wanted.json_schema is None:
         raise ApiError(400, "response_format of type json_schema needs the field json_schema", param="response_format")
     return wanted.json_schema.schema_

@@ -18,6 +18,7 @@ Tokens = list[StrictInt]
 Probability = Annotated[float, Field(ge=0, le=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _MOST_IDS = 262_144
 
 
@@ -30,6 +31,16 @@ class Strict(BaseModel, ABC):
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+def _checked_cut(given: Any) -> Any:
+    if isinstance(given, int) and (given == -1 or given >= 1):
+        return given
+    raise ValueError("must be a number of tokens from 1 on, or -1 for as many as fit")
+
+
+Truncated = Annotated[int, BeforeValidator(_checked_cut)]
+"""How many tokens of a prompt are kept, the last ones. -1 is as many as the model's context holds."""
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -60,6 +71,7 @@ class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: bool = False
     continuous_usage_stats: bool = False
+    """Whether every chunk says what was used so far."""
 
 
 class JsonSchema(Strict):
@@ -72,6 +84,8 @@ class JsonSchema(Strict):
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """Schema of a ``json_object``, as llama.cpp and others take it."""
 
 
 class StructuredOutputs(Strict):
@@ -82,6 +96,9 @@ class StructuredOutputs(Strict):
     choice: Annotated[list[str], Field(max_length=4096)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    """JSON has the spaces of ``json.dumps`` in any case."""
 
 
 class Prediction(Strict):
@@ -101,7 +118,7 @@ class SamplingFields(Strict, ABC):
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     seed: StrictInt | None = None
     temperature: float = Field(1.0, ge=0, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: Probability = 1.0
     top_k: int = Field(0, ge=-1, le=1_000_000)
     min_p: Probability = 0.0
     typical_p: float = Field(1.0, gt=0, le=1)
@@ -116,7 +133,7 @@ class SamplingFields(Strict, ABC):
     skip_special_tokens: bool = True
     bad_words: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=128)] | None = None
     allowed_token_ids: Annotated[list[StrictInt], Field(min_length=1), at_most(_MOST_IDS)] | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    truncate_prompt_tokens: Truncated | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -124,11 +141,18 @@ class SamplingFields(Strict, ABC):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(max_length=4096)] | None = None
     guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
     prediction: Prediction | None = None
     priority: int = Field(0, ge=0, le=1_000_000)
     """Requests with a larger value wait behind those with a smaller one."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Keeps the prompt out of the prefix cache, so that timing reveals nothing about it."""
+    return_token_ids: bool = False
+    """Whether choices have the ids of their tokens and of their prompt."""
+    return_tokens_as_token_ids: bool = False
+    """Whether log-probabilities name tokens as ``token_id:17``, so that no two look alike."""
+    use_beam_search: Literal[False] = False
+    spaces_between_special_tokens: bool | None = None
     speculation: Literal["off", "auto"] | Speculation = "auto"
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -136,6 +160,8 @@ class SamplingFields(Strict, ABC):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 def _one_kind(prompt: Any) -> Any:
@@ -156,12 +182,18 @@ Prompts = Annotated[Any, BeforeValidator(_one_kind)]
 """A text, several, the tokens of one, or those of several."""
 
 
+def _none_if_false(given: Any) -> Any:
+    """False would count as the number 0, which asks for log-probabilities."""
+    return None if given is False else given
+
+
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
     prompt: Prompts
     max_tokens: int | None = Field(None, ge=0)
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Annotated[int | None, Field(ge=0, le=20), BeforeValidator(_none_if_false)] = None
+    add_special_tokens: bool = True
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=128)
     suffix: str | None = None
@@ -190,6 +222,14 @@ class ChatRequest(SamplingFields):
     functions: Annotated[list[FunctionSpec], Field(max_length=128)] | None = None
     function_call: Literal["none", "auto"] | FunctionName | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+    """Handed to the chat template."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    """Whether the answer goes on with the last message, where that one ends."""
+    add_special_tokens: bool = False
+    include_reasoning: bool = True
+    """Whether the answer shows the model's thinking."""
+    reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     modalities: list[Literal["text"]] | None = None

@@ -68,6 +68,10 @@ class ResponseAnswer(AnswerBuilder):
         self._chat.add(delta)
         self._pieces = [piece for piece in self._chat.latest if piece.text]
 
+    @property
+    def num_reasoned(self) -> int:
+        return self._chat.num_reasoned
+
     def whole(self) -> dict[str, Any]:
         self._read_all()
         return self._response()
@@ -185,9 +189,9 @@ class ResponseAnswer(AnswerBuilder):
         used = self.usage()
         return {
             "input_tokens": used["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": used["prompt_tokens_details"],
             "output_tokens": used["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": used["completion_tokens_details"]["reasoning_tokens"]},
             "total_tokens": used["total_tokens"],
         }
 

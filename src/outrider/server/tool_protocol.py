@@ -8,14 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FunctionSpec(BaseModel):
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
 class Tool(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """A tool. Hints of other servers beside it (``cache_control``) mean nothing here."""
+
     type: Literal["function"] = "function"
     function: FunctionSpec
 

@@ -27,6 +27,8 @@ class ToolPlan:
     """Whether some of several tools must be called. A call is then ``{"name": ..., "arguments": ...}``."""
     is_parallel: bool = False
     """Whether the answer may make several of these calls. It is then an array of them."""
+    is_required: bool = False
+    """Whether ``function`` is the only tool, and not the one that the request named."""
     is_legacy: bool = False
     """Whether tools were given as ``functions``, so that calls are returned as ``function_call``."""
 
@@ -50,6 +52,8 @@ class ToolPlan:
 def plan_tools(body: ChatRequest) -> ToolPlan:
     """Read ``tools`` and ``tool_choice``, or the older ``functions`` and ``function_call``."""
     if body.functions is not None:
+        if body.tools:
+            raise ApiError(400, "tools and functions say the same in two ways; send the one or the other", param="functions")
         return _planned(tuple(body.functions), _legacy_choice(body), is_legacy=True)
     specs = tuple(tool.function for tool in body.tools or ())
     return _planned(specs, body.tool_choice, is_parallel=body.parallel_tool_calls)
@@ -78,7 +82,7 @@ def _planned(
     if choice == "required" and not specs:
         raise ApiError(400, "tool_choice is 'required' and there are no tools; give some, or use 'auto'", param="tool_choice")
     if choice == "required" and len(specs) == 1:
-        return ToolPlan(specs, specs[0].name, is_legacy=is_legacy)
+        return ToolPlan(specs, specs[0].name, is_required=True, is_legacy=is_legacy)
     return ToolPlan(specs, must_call=choice == "required", is_legacy=is_legacy, is_parallel=is_parallel)
 
 

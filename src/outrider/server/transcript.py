@@ -6,6 +6,7 @@ Text that could still become a stop string is held back, so nothing that was sen
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -23,7 +24,7 @@ class Added:
 
     choice: int
     text: str
-    num_tokens: int
+    token_ids: Sequence[int]
     logprobs: list[TokenLogprob]
     round: dict[str, Any] | None = None
     """The round's tree as text, if it was asked for."""
@@ -77,11 +78,11 @@ class Transcript:
         stats = state.stats if finished else None
         prompt, self.prompt = self.prompt, None
         told = self._told(step, shared)
-        return Added(self.choice, delta, len(step.new_tokens), logprobs, seen, reason, stats, state.seed, prompt, told)
+        return Added(self.choice, delta, step.new_tokens, logprobs, seen, reason, stats, state.seed, prompt, told)
 
     def only_scored(self) -> Added:
         """The answer to a request for prompt scores without text."""
-        return Added(self.choice, "", 0, [], finish_reason=FinishReason.LENGTH.value, stats=Stats(), prompt=self.prompt)
+        return Added(self.choice, "", (), [], finish_reason=FinishReason.LENGTH.value, stats=Stats(), prompt=self.prompt)
 
     def _whole(self, state: RequestState) -> str:
         """The final text, cut at a stop string and without the token that ended it."""

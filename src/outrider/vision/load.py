@@ -37,7 +37,7 @@ def load_vision(
     fast: bool = True,
     **speed: Any,
 ) -> Vision:
-    """The model in a folder; the options are those of ``load_model`` (``speed``: numerics and page_len)."""
+    """The model in a folder; the options are those of ``load_model`` (``speed``: numerics, page_len, kv_cache)."""
     place, raw = device_of(device), read_config(path)
     family = family_of(raw)
     assert family is not None, "the folder can see"
@@ -47,7 +47,9 @@ def load_vision(
     config = _lean(text, path, family)
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = _with_spare_rows(read_weights(tensors, config, dtype=used, device=place))
-    decoder = decoder_of(config, weights, dtype=dtype, fast=fast, **{"numerics": "auto", "page_len": 0, **speed})
+    decoder = decoder_of(
+        config, weights, dtype=dtype, fast=fast, **{"numerics": "auto", "page_len": 0, "kv_cache": "auto", **speed}
+    )
     return _eyes(path, raw, text, codec, VisionTarget(decoder, weights.embedding, Book()), tower=tower, family=family)
 
 

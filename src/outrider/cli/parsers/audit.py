@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 from outrider.bench.audit.config import AuditConfig
+from outrider.cli.parsers.shared import add_key_storage
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,6 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    add_key_storage(parser)
     parser.add_argument("--threads", type=int, help="CPU threads")
     group = parser.add_argument_group("how much")
     defaults = AuditConfig()

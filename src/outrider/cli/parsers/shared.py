@@ -31,6 +31,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")
+    add_key_storage(group)
     group.add_argument("--max-len", type=int, metavar="N", help="longest context in tokens (default: the model's own)")
     text = "divide the model among so many processes, a GPU each where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
@@ -44,6 +45,12 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
     group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
     group.add_argument("--no-fast", dest="fast", action="store_false", help="run the plain PyTorch decoder")
+
+
+def add_key_storage(group: argparse._ActionsContainer) -> None:
+    """The type in which a cache stores keys and values."""
+    text = "store keys and values in fp8 or int8: half the memory per token, and scores change a little (default: auto)"
+    group.add_argument("--kv-cache", default="auto", metavar="TYPE", help=text)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -123,4 +130,5 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    add_key_storage(group)
     group.add_argument("--threads", type=int, help="CPU threads (default: as torch chooses)")

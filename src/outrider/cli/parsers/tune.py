@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 from outrider.bench.tune_config import TuneConfig
+from outrider.cli.parsers.shared import add_key_storage
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,4 +34,5 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--seconds", type=float, help="approximate seconds for the final measurements")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    add_key_storage(parser)
     parser.add_argument("--threads", type=int, help="CPU threads")

@@ -3,11 +3,14 @@
 A retriever knows long copies, a draft model knows everything a little. Their trees share a root, so they are merged like a
 trie: equal beginnings are stored once, the rest is appended. Places go where guesses are expected to be accepted. This is
 estimated from statistics of every drafter that are kept per request and fade (``source_rates.py``). A drafter that finds
-nothing costs no places, because those that leave most places empty are asked first. (Fusion: Quan et al. 2025, "RASD:
+nothing costs no places, because those that leave most places empty are asked first.
+
+Copies take next to no time. So drafters that copy are asked first. The others are asked only in requests where no copy was
+found, and where their first guess is likely enough. (Fusion: Quan et al. 2025, "RASD:
 Retrieval-Augmented Speculative Decoding", arXiv 2503.03434; Miao et al. 2023, SpecInfer's merged trees, arXiv 2305.09781. The
 arbitration is our own.)
 
-    places of i = how many of the largest chances, among i's and those of the drafters after it, are i's
+    places of i = how many of the largest chances, among i's and those of the drafters of its kind after it, are i's
     left <- left - new nodes of i
 
 Guesses are chosen, not sampled: lossless under ``coupled`` and ``delta``. No inner guess is ever dropped, so every inner
@@ -43,12 +46,15 @@ class SharingOptions:
     """Rounds over which a drafter's acceptance is averaged. More is steadier; fewer follows the text faster."""
     min_chance: float = 0.02
     """A guess less likely than this is left out, even if there is room."""
+    min_first_chance: float = 0.25
+    """A drafter that does not copy is asked where its first guess is at least this likely."""
 
     def __post_init__(self) -> None:
         if not self.trust_rounds > 1:
             raise OptionError(f"trust_rounds = {self.trust_rounds!r} is not valid; use a number above 1")
-        if not 0 <= self.min_chance < 1:
-            raise OptionError(f"min_chance = {self.min_chance!r} is not valid; use a number from 0 to below 1")
+        for name, value in (("min_chance", self.min_chance), ("min_first_chance", self.min_first_chance)):
+            if not 0 <= value < 1:
+                raise OptionError(f"{name} = {value!r} is not valid; use a number from 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class HybridOptions:
     """Rounds over which a drafter's acceptance is averaged."""
     min_chance: float = SharingOptions.min_chance
     """A guess less likely than this is left out."""
+    min_first_chance: float = SharingOptions.min_first_chance
+    """A part that does not copy is asked where its first guess is at least this likely."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,7 +77,7 @@ class HybridOptions:
 
     @property
     def sharing(self) -> SharingOptions:
-        return SharingOptions(self.trust_rounds, self.min_chance)
+        return SharingOptions(self.trust_rounds, self.min_chance, self.min_first_chance)
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < max(1, len(self.names)):
@@ -84,8 +92,6 @@ class _Round:
     plan: Plan
     places: list[list[int]]
     """Index in the fused tree of each node of this part, row by row."""
-    is_left_out: bool
-    """The plan's way did not ask this part, so the round says nothing of it."""
 
 
 @dataclass
@@ -126,8 +132,7 @@ class Hybrid(Drafter):
         self.options = options or SharingOptions()
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
         self.drafts_alone = all(drafter.drafts_alone for drafter in drafters)
-        self._is_free = [isinstance(drafter, Copier) for drafter in drafters]
-        self.num_ways = len(set(self._is_free))  # to copy alone, and to ask all
+        self._copies = [isinstance(drafter, Copier) for drafter in drafters]
         self.reads_logits = True  # each drafter is shown those of its own nodes
 
     @property
@@ -141,19 +146,19 @@ class Hybrid(Drafter):
     def propose(self, state: HybridState, context: Context, plan: Plan) -> Draft:
         tries = [Trie(root) for root in context.roots]
         state.rounds = [None] * len(self.drafters)
-        order, copies_only = self._order(state), self.num_ways > 1 and plan.way == 0
-        waiting = [index for index in order if self._is_free[index] or not copies_only]
-        for index in [*waiting, *(index for index in order if index not in waiting)]:
-            shares = [
-                share(budget - trie.num_guesses, [row[i] for i in waiting], min_chance=self.options.min_chance)
-                for budget, trie, row in zip(plan.max_nodes, tries, state.rates, strict=True)
-            ]
-            # Without the stop rule: what one drafter asked at a depth says nothing of the others' guesses there.
-            asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares))
-            draft = self.drafters[index].asked(state.inner[index], context, asked)
-            places = [trie.add_tree(draft.tree, row) for row, trie in enumerate(tries)]
-            state.rounds[index] = _Round(draft, asked, places, is_left_out=not waiting)
-            waiting = waiting[1:]
+        for kind in (True, False):
+            waiting, is_open = self._order(state, copies=kind), [kind or not trie.num_guesses for trie in tries]
+            while waiting:
+                index, open_rows = waiting[0], zip(plan.max_nodes, tries, state.rates, is_open, strict=True)
+                shares = [
+                    self._places(budget - trie.num_guesses, [row[i] for i in waiting], copies=kind) if is_asked else 0
+                    for budget, trie, row, is_asked in open_rows
+                ]
+                # Without the stop rule: what one drafter asked at a depth says nothing of the others' guesses there.
+                asked = Plan(tuple(map(min, plan.max_depth, shares)), tuple(shares))
+                draft = self.drafters[index].asked(state.inner[index], context, asked)
+                places = [trie.add_tree(draft.tree, row) for row, trie in enumerate(tries)]
+                state.rounds[index], waiting = _Round(draft, asked, places), waiting[1:]
         orders = [trie.breadth_first() for trie in tries]
         moved = [{node: place for place, node in enumerate(order)} for order in orders]
         for round_ in state.rounds:
@@ -176,8 +181,7 @@ class Hybrid(Drafter):
             seen = _own_view(observation, round_)
             for row, path in enumerate(seen.paths):
                 made = round_.draft.num_drafted[row]
-                if not round_.is_left_out:
-                    state.rates[row][index].record(round_.plan.max_nodes[row], made, [node - 1 for node in path[1:]])
+                state.rates[row][index].record(round_.plan.max_nodes[row], made, [node - 1 for node in path[1:]])
             drafter.observe(state.inner[index], seen)
         state.rounds = []
 
@@ -185,10 +189,17 @@ class Hybrid(Drafter):
         for drafter, inner in zip(self.drafters, state.inner, strict=True):
             drafter.finish(inner, row, tokens)
 
-    def _order(self, state: HybridState) -> list[int]:
-        """Order of the drafters: those that use least of their nodes come first, so that the others get the rest."""
-        fills = [sum(row[i].fill for row in state.rates) for i in range(len(self.drafters))]
-        return sorted(range(len(self.drafters)), key=lambda index: fills[index])
+    def _order(self, state: HybridState, *, copies: bool) -> list[int]:
+        """Order of the drafters that copy, or of the others. Those that use least of their nodes come first, so that the others
+        get the rest."""
+        fills = {i: sum(row[i].fill for row in state.rates) for i, is_copier in enumerate(self._copies) if is_copier is copies}
+        return sorted(fills, key=fills.__getitem__)
+
+    def _places(self, budget: int, waiting: Sequence[SourceRates], *, copies: bool) -> int:
+        """How many guesses the first of the waiting drafters may make for a request."""
+        if not copies and waiting[0].chances(1)[0] < self.options.min_first_chance:
+            return 0
+        return share(budget, waiting, min_chance=self.options.min_chance)
 
 
 def _own_view(seen: Observation, round_: _Round) -> Observation:

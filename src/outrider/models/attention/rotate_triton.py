@@ -17,6 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.cache.page_pool import LayerPages
+from outrider.core.key_storage import SMALLEST, STORAGES
+from outrider.models.attention.tree_memory import kernel_memory
 from outrider.models.attention.tree_tiles import Rows, Sights, slots_at
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
@@ -36,12 +39,14 @@ class QueryNorms(NamedTuple):
     """RMS norm, or "layer" norm."""
 
 
+LARGEST = {storage.codes: storage.largest for storage in STORAGES.values() if storage.is_rounded}
+SMALLEST_TOP = tl.constexpr(SMALLEST)
 _SPANS = {"head": 0, "heads": 1, "whole": 2}
 
 
 def rotate_and_write(
     qkv: Tensor,
-    memory: tuple[Tensor, Tensor],
+    memory: LayerPages | tuple[Tensor, Tensor],
     rows: Rows,
     *,
     sights: Sights,
@@ -53,19 +58,19 @@ def rotate_and_write(
     a part stand together, the parts need not.) Rotated keys and the values go to slots ``lengths[b] + start + n``. ``tables``
     are cosines and signed sines [S, D], None for a layer without positions; ``norms`` are those of queries and keys (three
     values: one weight per head, RMS)."""
-    keys, values = memory
+    memory = LayerPages(*memory)
+    keys, dtype = memory.keys, memory.dtype or memory.keys.dtype
     batch_size, num_nodes, width = qkv.shape[-3:]
     num_kv_heads, capacity, head_dim = keys.shape[1], keys.shape[2], keys.shape[3]
     num_heads = width // head_dim - 2 * num_kv_heads
-    queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=keys.dtype, device=qkv.device)
+    queries = torch.empty(batch_size, num_nodes, num_heads, head_dim, dtype=dtype, device=qkv.device)
     cos, sin = tables if tables is not None else (qkv, qkv)
     norms = None if norms is None else QueryNorms(*norms)
     block = math.gcd(math.gcd(num_heads, num_kv_heads), 8)  # heads of one sort per program
     _rotate_and_write[((num_heads + 2 * num_kv_heads) // block, batch_size * num_nodes)](
         qkv,
         queries,
-        keys,
-        values,
+        *kernel_memory(memory),
         rows.lengths,
         rows.places,
         rows.lengths if sights.depths is None else sights.depths,
@@ -91,6 +96,7 @@ def rotate_and_write(
         HAS_NORMS=norms is not None,
         SPAN=0 if norms is None else _SPANS[norms.span],
         CENTRED=norms is not None and norms.kind == "layer",
+        LARGEST=0.0 if memory.key_scales is None else LARGEST[keys.dtype],
         WIDE=triton.next_power_of_2(max(num_heads, num_kv_heads) * head_dim),
         PAGED=rows.page_len > 0,
         EARLY=launch.EARLY,
@@ -131,13 +137,30 @@ def _normed(
     return x * (scale * tl.load(gains).to(tl.float32)), y * (scale * tl.load(gains + D // 2).to(tl.float32))
 
 
+@triton.jit
+def _store_heads(memory, scales_at, spots, x, y, D: tl.constexpr, LARGEST: tl.constexpr):
+    """Both halves of some heads to their places: as they are, or as codes with their scales (``core/key_storage.py``)."""
+    to = memory + spots[:, None] * D + tl.arange(0, D // 2)[None, :]
+    if LARGEST > 0:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+        top = tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1))
+        scales = tl.maximum(top, SMALLEST_TOP) * (1.0 / LARGEST)
+        tl.store(scales_at, scales)
+        shares = tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), scales)[:, None]
+        x, y = x * shares, y * shares
+        if tl.int8 == memory.dtype.element_ty:  # 3 * 2^22: what is behind the point leaves a float32
+            x, y = x + 12582912.0 - 12582912.0, y + 12582912.0 - 12582912.0
+    tl.store(to, x.to(memory.dtype.element_ty))
+    tl.store(to + D // 2, y.to(memory.dtype.element_ty))
+
+
 @triton.jit(do_not_specialize=["num_nodes", "start", "num_pages"])
 def _rotate_and_write(
-    qkv, queries, keys, values, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
+    qkv, queries, keys, values, key_scales, value_scales, lengths, places, depths, cos, sin, bias, q_norm, k_norm,
     capacity, num_pages, eps, part_step, num_nodes, start,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     CHAIN: tl.constexpr, TURNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, SPAN: tl.constexpr,
-    CENTRED: tl.constexpr, WIDE: tl.constexpr, PAGED: tl.constexpr, EARLY: tl.constexpr,
+    CENTRED: tl.constexpr, LARGEST: tl.constexpr, WIDE: tl.constexpr, PAGED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK
     heads = first + tl.arange(0, BLOCK)
@@ -181,8 +204,6 @@ def _rotate_and_write(
         tl.store(queries + flat.to(tl.int64) * HEADS * D + high, y)
     else:
         kv_heads = (heads - HEADS) % KV_HEADS
-        slot = length + start + node
-        to = slots_at(places, row, kv_heads, slot, True, capacity, num_pages, KV_HEADS, PAGED)[:, None] * D + dims[None, :]
+        spots = slots_at(places, row, kv_heads, length + start + node, True, capacity, num_pages, KV_HEADS, PAGED)
         memory = keys if first < HEADS + KV_HEADS else values
-        tl.store(memory + to, x)
-        tl.store(memory + to + D // 2, y)
+        _store_heads(memory, (key_scales if first < HEADS + KV_HEADS else value_scales) + spots, spots, x, y, D, LARGEST)

@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.cache.page_pool import LayerPages
+from outrider.models.attention.tree_memory import kernel_memory, load_tile
 from outrider.models.attention.tree_tiles import (
     BLOCK,
     KeySplit,
@@ -45,7 +47,7 @@ from outrider.models.gpu.launch import begin, end
 
 def join_in_order(
     queries: Tensor,
-    memory: tuple[Tensor, Tensor],
+    memory: LayerPages,
     rows: Rows,
     *,
     parts: tuple[Tensor, Tensor],
@@ -55,15 +57,14 @@ def join_in_order(
 ) -> Tensor:
     """[B, N, Hq, D] like ``queries``. ``parts`` are totals, and peaks with weights, of the whole tiles of every piece."""
     assert sights.words is None or sights.paths is not None, "trees need the paths of their nodes"
-    keys, values = memory
+    keys = memory.keys
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads, capacity = keys.shape[1], keys.shape[2]
     sizes: dict[str, Any] = {"GROUP": num_heads // num_kv_heads, "HEADS": num_kv_heads, "D": head_dim}
     nothing, out = rows.lengths, torch.empty_like(queries)
     _join_in_order[(num_nodes, num_kv_heads, batch_size)](
         queries,
-        keys,
-        values,
+        *kernel_memory(memory),
         rows.lengths,
         rows.places,
         nothing if sights.paths is None else sights.paths,
@@ -82,6 +83,7 @@ def join_in_order(
         WINDOW=look.bounds.window,
         CAPPED=look.cap > 0,
         SINKS=look.bounds.sinks is not None,
+        SCALED=memory.key_scales is not None,
         PATH=0 if sights.paths is None else sights.paths.shape[2],
         CHAIN=sights.words is None,
         PAGED=rows.page_len > 0,
@@ -127,10 +129,10 @@ def _below(
 
 @triton.jit(do_not_specialize=["start", "num_pieces", "folds_above", "num_pages"])
 def _join_in_order(
-    queries, keys, values, lengths, places, paths, depths, parts, peaks, sinks, out, start, num_pieces, folds_above,
-    capacity, num_pages, scale, cap,
+    queries, keys, values, key_scales, value_scales, lengths, places, paths, depths, parts, peaks, sinks, out,
+    start, num_pieces, folds_above, capacity, num_pages, scale, cap,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
+    SINKS: tl.constexpr, SCALED: tl.constexpr, PATH: tl.constexpr, CHAIN: tl.constexpr, PAGED: tl.constexpr,
     PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     node, num_nodes = tl.program_id(0), tl.num_programs(0)
@@ -169,11 +171,10 @@ def _join_in_order(
             path = tl.load(paths + flat * PATH + position - length, mask=is_node, other=0)
             slots = tl.where(is_node, length + path, position)
         at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
-        k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
-        v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        tile = load_tile((keys, values, key_scales, value_scales), at, inside, D, True, SCALED)
         inside = inside & ((length + depth - position < WINDOW) | (WINDOW == 0))
         seen = inside[None, :] & (index >= 0)[:, None]
-        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
+        peak, weight, total = attend_block(q, tile, seen, peak, weight, total, scale, cap, True, CAPPED, SCALED)
     block_top, block_norm, block_sums = joined(block_top, block_norm, block_sums, peak, weight, total)
     top, norm, sums = joined(top, norm, sums, block_top, block_norm, block_sums)
     norm, sums = drained(sinks, head * GROUP + index, is_query, top, norm, sums, SINKS)

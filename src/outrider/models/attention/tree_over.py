@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.models.attention.tree_memory import load_scales, load_tile
 from outrider.models.attention.tree_tiles import (
     attend_block,
     folded_at,
@@ -20,25 +21,23 @@ from outrider.models.attention.tree_tiles import (
 
 @triton.jit
 def _over_masked(
-    q, keys, values, places, words, depths, of, between, asking, numbers, top, norm, sums, peak, weight, total,
+    q, memory, places, words, depths, of, between, asking, numbers, top, norm, sums, peak, weight, total,
     HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    PAGED: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr,
+    SCALED: tl.constexpr, PAGED: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles that not every query sees whole: few, so not worth buffers of their own."""
     row, head, length, start = of
     low, high = between
     query, node, is_query = asking
     capacity, num_pages, scale, cap = numbers
-    dims = tl.arange(0, D)
     for first in tl.range(low, high, BK, num_stages=1):
         slots = first + tl.arange(0, BK)
         inside = slots < high
         at = slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS, PAGED)
-        k = tl.load(keys + at[None, :] * D + dims[:, None], mask=inside[None, :], other=0.0)
-        v = tl.load(values + at[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        tile = load_tile(memory, at, inside, D, True, SCALED)
         seen = seen_among(words, query, node, slots - length, start, is_query, WORDS) & inside[None, :]
         seen = in_window(seen, depths, query, node, slots, length, start, is_query, WORDS == 0, WINDOW)
-        peak, weight, total = attend_block(q, k, v, seen, peak, weight, total, scale, cap, True, CAPPED)
+        peak, weight, total = attend_block(q, tile, seen, peak, weight, total, scale, cap, True, CAPPED, SCALED)
         if PIECE_LEN > 0:
             top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
     return top, norm, sums, peak, weight, total
@@ -46,27 +45,25 @@ def _over_masked(
 
 @triton.jit
 def _over_whole(
-    q, keys, values, key_tiles, value_tiles, places, of, between, is_query, numbers, top, norm, sums, peak, weight, total,
-    HEADS: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BK: tl.constexpr,
-    PIECE_LEN: tl.constexpr,
+    q, memory, tiles, places, of, between, is_query, numbers, top, norm, sums, peak, weight, total,
+    HEADS: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, COPIED: tl.constexpr,
+    PAGED: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles whose every slot is seen by all."""
     row, head = of
     capacity, num_pages, scale, cap = numbers
-    dims = tl.arange(0, D)
     at = slots_at(places, row, head, between[0], between[0] < between[1], capacity, num_pages, HEADS, PAGED).to(tl.int32)
     for first in range(between[0], between[1], BK):
         if COPIED:
-            k = key_tiles.load([at, 0]).T
-            v = value_tiles.load([at, 0])
+            key_share, value_share = load_scales(memory[2], memory[3], at + tl.arange(0, BK), is_query, False, SCALED)
+            tile = (tiles[0].load([at, 0]).T, tiles[1].load([at, 0]), key_share, value_share)
             then = first + BK  # where the next tile is, before anybody waits for it
             at = slots_at(places, row, head, then, then < between[1], capacity, num_pages, HEADS, PAGED).to(tl.int32)
         else:
             slots = first + tl.arange(0, BK)
             spots = slots_at(places, row, head, slots, slots >= 0, capacity, num_pages, HEADS, PAGED)
-            k = tl.load(keys + spots[None, :] * D + dims[:, None])
-            v = tl.load(values + spots[:, None] * D + dims[None, :])
-        peak, weight, total = attend_block(q, k, v, is_query, peak, weight, total, scale, cap, False, CAPPED)
+            tile = load_tile(memory, spots, is_query, D, False, SCALED)
+        peak, weight, total = attend_block(q, tile, is_query, peak, weight, total, scale, cap, False, CAPPED, SCALED)
         if PIECE_LEN > 0:
             top, norm, sums, peak, weight, total = folded_at(first + BK, top, norm, sums, peak, weight, total, PIECE_LEN)
     return top, norm, sums, peak, weight, total
@@ -74,9 +71,9 @@ def _over_whole(
 
 @triton.jit
 def over_slots(
-    q, keys, values, key_tiles, value_tiles, places, words, depths, of, between, asking, numbers,
+    q, memory, tiles, places, words, depths, of, between, asking, numbers,
     HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    SCALED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
     """Attention of queries over the slots between two. Returns the fold of whole pieces and the open piece, with peak, weight
@@ -90,17 +87,17 @@ def over_slots(
     if WINDOW > 0:
         inner = tl.minimum(low + tl.cdiv(tl.maximum(num_slots - WINDOW - low, 0), BK) * BK, whole)
         top, norm, sums, peak, weight, total = _over_masked(  # not in everybody's window
-            q, keys, values, places, words, depths, (row, head, length, start), (low, inner), asking,
-            numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, PIECE_LEN,
+            q, memory, places, words, depths, (row, head, length, start), (low, inner), asking,
+            numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, SCALED, PAGED, BK, PIECE_LEN,
         )  # fmt: skip
     top, norm, sums, peak, weight, total = _over_whole(
-        q, keys, values, key_tiles, value_tiles, places, (row, head), (inner, whole), asking[2],
-        numbers, top, norm, sums, peak, weight, total, HEADS, D, CAPPED, COPIED, PAGED, BK, PIECE_LEN,
+        q, memory, tiles, places, (row, head), (inner, whole), asking[2],
+        numbers, top, norm, sums, peak, weight, total, HEADS, D, CAPPED, SCALED, COPIED, PAGED, BK, PIECE_LEN,
     )  # fmt: skip
     if BY_PATHS:
         high = whole  # the rest is each node's own (tree_in_order.py)
     top, norm, sums, peak, weight, total = _over_masked(
-        q, keys, values, places, words, depths, (row, head, length, start), (whole, high), asking,
-        numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, PAGED, BK, PIECE_LEN,
+        q, memory, places, words, depths, (row, head, length, start), (whole, high), asking,
+        numbers, top, norm, sums, peak, weight, total, HEADS, D, WORDS, WINDOW, CAPPED, SCALED, PAGED, BK, PIECE_LEN,
     )  # fmt: skip
     return top, norm, sums, peak, weight, total, high

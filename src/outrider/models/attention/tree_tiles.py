@@ -115,16 +115,22 @@ def paths_of(ancestors: Tensor) -> Tensor:
 
 @triton.jit
 def attend_block(
-    q, k, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
+    q, tile, seen, peak, weight, total, scale, cap,
+    MASKED: tl.constexpr, CAPPED: tl.constexpr = False, SCALED: tl.constexpr = False,
 ):  # fmt: skip
-    """One step of the running softmax over a tile of keys and values."""
-    s = tl.dot(q, k, input_precision="ieee")
-    return attend_scores(s, v, seen, peak, weight, total, scale, cap, MASKED, CAPPED)
+    """One step of the running softmax over a tile of keys and values. Codes are widened, and their scales multiply scores and
+    weights, of which there are fewer than codes."""
+    k, v, key_share, value_share = tile
+    s = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if SCALED:
+        s *= key_share[None, :]
+    return attend_scores(s, v.to(q.dtype), seen, peak, weight, total, scale, cap, MASKED, CAPPED, value_share, SCALED)
 
 
 @triton.jit
 def attend_scores(
-    s, v, seen, peak, weight, total, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr = False
+    s, v, seen, peak, weight, total, scale, cap,
+    MASKED: tl.constexpr, CAPPED: tl.constexpr = False, value_share=1.0, SCALED: tl.constexpr = False,
 ):  # fmt: skip
     """Join a tile of values from its scores. Peaks are of scaled scores. ``cap`` bounds them where CAPPED."""
     unit = scale
@@ -138,6 +144,8 @@ def attend_scores(
     p = tl.exp2(tl.fma(s, unit, -safe_peak[:, None]))
     shrink = tl.exp2(peak - safe_peak)
     weight = tl.fma(weight, shrink, tl.sum(p, 1))
+    if SCALED:
+        p *= value_share[None, :]
     total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
     return new_peak, weight, total
 

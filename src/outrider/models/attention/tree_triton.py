@@ -24,9 +24,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from outrider.cache.page_pool import LayerPages
 from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_in_order import join_in_order
 from outrider.models.attention.tree_join import finish_tile, join_pieces
+from outrider.models.attention.tree_memory import cut_of, kernel_memory
 from outrider.models.attention.tree_over import over_slots
 from outrider.models.attention.tree_tiles import (
     BLOCK,
@@ -66,7 +68,7 @@ def pack_words(ancestors: Tensor) -> Tensor:
 
 def attend_tree(
     queries: Tensor,
-    memory: tuple[Tensor, Tensor],
+    memory: LayerPages | tuple[Tensor, Tensor],
     rows: Rows,
     *,
     sights: Sights,
@@ -76,13 +78,14 @@ def attend_tree(
 ) -> Tensor:
     """[B, N, Hq, D] from rotated queries of that shape and the keys and values of a layer, [R, Hkv, S, D] (pages: [P, Hkv, L,
     D]). The nodes' own are already written into them, at slots ``lengths[b] + start``.. of each row."""
-    keys = memory[0]
+    memory = LayerPages(*memory)
+    keys, cut = memory.keys, cut_of(cut, memory)
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
     num_queries = num_nodes * num_heads // num_kv_heads
     shape = (batch_size, num_kv_heads, cut.num_pieces, num_queries)
     # many sums take long to write and read: where the result is bfloat16, and nothing is compared bit by bit, so are they
-    rounded = keys.dtype == torch.bfloat16 and cut.block_queries >= 64 and not cut.piece_len
+    rounded = queries.dtype == torch.bfloat16 and cut.block_queries >= 64 and not cut.piece_len
     parts = torch.empty(*shape, head_dim, dtype=torch.bfloat16 if rounded else torch.float32, device=keys.device)
     peaks = torch.empty(2, *shape, dtype=torch.float32, device=keys.device)
     look = Look(scale * LOG2E, bounds)
@@ -90,7 +93,7 @@ def attend_tree(
         from outrider.models.attention.tree_wide import launch_wide  # a language not every triton has
 
         assert bounds.is_plain, "the kernel for many queries knows neither windows nor caps"
-        launch_wide(queries, memory, rows, sights=sights, cut=cut, scale=look.scale, parts=(parts, peaks))
+        launch_wide(queries, memory[:2], rows, sights=sights, cut=cut, scale=look.scale, parts=(parts, peaks))
     else:
         out = torch.empty_like(queries)
         _launch_pieces(queries, memory, rows, sights=sights, cut=cut, look=look, parts=(parts, peaks, out))
@@ -116,7 +119,7 @@ def _counters(keys: Tensor, count: int) -> Tensor:
 
 def _launch_pieces(
     queries: Tensor,
-    memory: tuple[Tensor, Tensor],
+    memory: LayerPages,
     rows: Rows,
     *,
     sights: Sights,
@@ -125,18 +128,19 @@ def _launch_pieces(
     parts: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Fill ``parts`` with totals, peaks with weights of every piece, and what was seen where it can be known."""
-    keys, values = memory
+    keys, is_scaled = memory.keys, memory.key_scales is not None
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
-    key_bytes = cut.block_keys * head_dim * keys.element_size()
+    key_bytes, tile_bytes = (cut.block_keys * head_dim * part.element_size() for part in (keys, queries))
+    other_bytes = tile_bytes * cut.block_queries // cut.block_keys + (2 * tile_bytes if is_scaled else 0)
     copied = cut.block_queries >= 64 and rows.page_len % cut.block_keys == 0 and can_copy(keys)
     block = [cut.block_keys, head_dim]
-    tiles = [TensorDescriptor.from_tensor(part.view(-1, head_dim), block) for part in memory] if copied else memory
+    tiles = [TensorDescriptor.from_tensor(part.view(-1, head_dim), block) if copied else part for part in memory[:2]]
     num_programs = cut.num_programs if cut.piece_len and cut.num_programs else cut.num_pieces
     num_tiles = num_kv_heads * triton.cdiv(num_nodes * group, cut.block_queries)
     _attend_pieces[(num_programs, num_tiles, batch_size)](
-        *(queries, keys, values, *tiles, rows.lengths, rows.places),
+        *(queries, *kernel_memory(memory), *tiles, rows.lengths, rows.places),
         rows.lengths if sights.words is None else sights.words,
         rows.lengths if sights.depths is None else sights.depths,
         *parts,
@@ -154,6 +158,7 @@ def _launch_pieces(
         WINDOW=look.bounds.window,
         SINKS=look.bounds.sinks is not None,
         CAPPED=look.cap > 0,
+        SCALED=is_scaled,
         BY_PATHS=cut.piece_len > 0 and sights.words is not None,
         COPIED=copied,
         PAGED=rows.page_len > 0,
@@ -161,18 +166,20 @@ def _launch_pieces(
         BK=cut.block_keys,
         EARLY=launch.EARLY,
         num_warps=cut.num_warps,
-        num_stages=stages_that_fit(cut.num_stages, 2 * key_bytes, other_bytes=key_bytes * cut.block_queries // cut.block_keys),
+        num_stages=stages_that_fit(cut.num_stages, 2 * key_bytes, other_bytes=other_bytes),
         launch_pdl=launch.EARLY,
     )
 
 
 @triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above", "num_pages"])
 def _attend_pieces(
-    queries, keys, values, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks, out, sinks, counters,
+    queries, keys, values, key_scales, value_scales, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks, out,
+    sinks, counters,
     num_nodes, start, num_pieces, folds_above, capacity, num_pages, scale, cap,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr,
     SHORTEST: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr,
-    BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    SCALED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(1) % HEADS, tl.program_id(2)
     num_queries, first_query = num_nodes * GROUP, tl.program_id(1) // HEADS * BQ
@@ -186,6 +193,7 @@ def _attend_pieces(
         stop = tl.minimum(length + start + (first_query + BQ - 1) // GROUP + 1, num_slots)
     origin = origin_of(length, start, WORDS == 0, WINDOW, BK)
     of, asking, numbers = (row, head, length, start, common, stop), (query, node, is_query), (capacity, num_pages, scale, cap)
+    memory, tiles = (keys, values, key_scales, value_scales), (key_tiles, value_tiles)
     first_part = (row * HEADS + head) * num_pieces * num_queries + index
     num_parts = tl.num_programs(2) * HEADS * num_pieces * num_queries
     begin(EARLY)
@@ -198,8 +206,8 @@ def _attend_pieces(
         for piece in range(first_piece + turn, last_piece, tl.num_programs(0)):
             low, end_of = tl.maximum(piece * size, origin), piece * size + size
             top, norm, sums, peak, weight, total, high = over_slots(
-                q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(end_of, stop)),
-                asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
+                q, memory, tiles, places, words, depths, of, (low, tl.minimum(end_of, stop)),
+                asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, SCALED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
             )  # fmt: skip
             part = first_part + piece * num_queries
             if BY_PATHS:
@@ -220,8 +228,8 @@ def _attend_pieces(
         size = piece_len_of(num_slots - origin, num_pieces, SHORTEST, BK)
         low = origin + tl.program_id(0) * size
         _, _, _, peak, weight, total, high = over_slots(
-            q, keys, values, key_tiles, value_tiles, places, words, depths, of, (low, tl.minimum(low + size, stop)),
-            asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
+            q, memory, tiles, places, words, depths, of, (low, tl.minimum(low + size, stop)),
+            asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, SCALED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
         )  # fmt: skip
         if low < high:
             part = first_part + tl.program_id(0) * num_queries

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
+import torch
+
 from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
 from outrider.models.attention.tree_cut import cut_for, latent_cut
 from outrider.models.attention.tree_tiles import Bounds, KeySplit
 from outrider.models.decoder_weights import LayerWeights
 from outrider.models.features import ModelConfig
+from outrider.models.gpu.limits import can_go_wide
+from outrider.models.gpu.pages import PAGE_LEN
 
 
 def bounds_of(config: ModelConfig, layers: Sequence[LayerWeights]) -> list[Bounds]:
@@ -25,9 +29,12 @@ def bounds_of(config: ModelConfig, layers: Sequence[LayerWeights]) -> list[Bound
 class Cuts:
     """The cuts of one decoder."""
 
-    def __init__(self, config: ModelConfig, bounds: Sequence[Bounds], *, is_invariant: bool, is_wide: bool) -> None:
-        """``bounds`` are the windows of the layers. ``is_wide`` says that the kernel for many queries is available."""
-        self._config, self._is_invariant, self._is_wide = config, is_invariant, is_wide
+    def __init__(
+        self, config: ModelConfig, bounds: Sequence[Bounds], *, is_invariant: bool, pages: tuple[int, torch.dtype]
+    ) -> None:
+        """``bounds`` are the windows of the layers, ``pages`` the tokens of a page and the type of its numbers."""
+        self._config, self._is_invariant = config, is_invariant
+        self._is_wide = pages[0] % PAGE_LEN == 0 and can_go_wide(config.head_dim, pages[1])
         self._kinds = list({each.window: each for each in bounds}.values())
 
     def of(self, shape: tuple[int, int], num_slots: int) -> dict[int, KeySplit]:

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from outrider.cache.page_pool import PagePool
 from outrider.cache.paged import PagedCache
+from outrider.cache.storing import StoringTarget
 from outrider.core.interfaces import Cache
+from outrider.core.key_storage import KeyStorage
 from outrider.core.layered_target import LayeredTarget
 from outrider.core.placing_target import PlacingTarget
 from outrider.core.resume import Resume
@@ -35,9 +37,8 @@ from outrider.models.gpu.chunks import chunk_for
 from outrider.models.gpu.cuts import Cuts, bounds_of
 from outrider.models.gpu.experts import experts_mlp
 from outrider.models.gpu.finish import Finish
-from outrider.models.gpu.known import head_dim_for
+from outrider.models.gpu.known import check_storage, head_dim_for
 from outrider.models.gpu.latent import heads_of
-from outrider.models.gpu.limits import can_go_wide
 from outrider.models.gpu.pages import PAGE_LEN, flat_rows, hold_enough, rows_in
 from outrider.models.gpu.planes_matmul import embedded_rows
 from outrider.models.gpu.products import multiply
@@ -50,6 +51,7 @@ from outrider.models.joint import ALONE, Joint
 from outrider.models.lent import lend
 from outrider.models.packed import LayerMatrices, Matrix, matrices_of
 from outrider.models.padded_heads import with_wider_heads
+from outrider.models.pools import pool_for
 from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
@@ -59,7 +61,7 @@ _LONGEST, _BEYOND = 1 << 17, 512
 
 
 @final
-class FastDecoder(LayeredTarget, PlacingTarget):
+class FastDecoder(LayeredTarget, PlacingTarget, StoringTarget):
     """A frozen decoder with one pool of pages for all its caches; passes of one decoder must not run side by side."""
 
     chunk_len = 1024  # tokens of a prompt that one pass reads, where there is no other
@@ -81,17 +83,15 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
         self.device, self.dtype = weights.embedding.device, weights.dtype
         self.weights = matrices_of(weights, bits)
-        self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=True)
-        shape = (config.num_layers, config.num_kv_heads, config.head_dim)
-        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, sides=config.cache_sides)
+        self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=joint.is_wired)
+        self.pool = pool_for(config, self.dtype, self.device, page_len=page_len)
         sizes: dict[str, Any] = {"context_len": config.max_len, "dtype": self.dtype, "device": self.device}
         self._tables = [RotaryTable(rope, config.rotary_dim, **sizes) for rope in config.ropes]
         self._reach(self.most_slots)  # whole, since graphs hold its address
         self._graphs = PassGraphs()
         self._bounds, exact = bounds_of(config, weights.layers), self.traits.is_invariant
         self._heads = heads_of(config, self._tables, self._bounds, exact=exact)
-        is_wide = page_len % PAGE_LEN == 0 and can_go_wide(config.head_dim, self.dtype)
-        self._cuts = Cuts(config, self._bounds, is_invariant=exact, is_wide=is_wide)
+        self._cuts = Cuts(config, self._bounds, is_invariant=exact, pages=(page_len, self.dtype))
         self.has_windows = any(each.window for each in self._bounds)
 
     def placed(self, positions: Sequence[int] | Tensor) -> FastDecoder:
@@ -100,6 +100,10 @@ class FastDecoder(LayeredTarget, PlacingTarget):
         twin._heads = heads_of(self.config, twin._tables, self._bounds, exact=self.traits.is_invariant)
         twin._graphs = PassGraphs()
         return twin
+
+    def pool_of_codes(self, storage: KeyStorage) -> PagePool:
+        check_storage(self.config, storage, self.device)
+        return self.pool
 
     @property
     def page_len(self) -> int:
@@ -239,7 +243,7 @@ class FastDecoder(LayeredTarget, PlacingTarget):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         table, scale = self.weights.embedding, self.config.embedding_scale
-        x = self.joint.embed(table, tokens) if isinstance(table, Tensor) else embedded_rows(table, tokens, self.dtype)
+        x = self.joint.embed(lambda rows: embedded_rows(table, rows, self.dtype), tokens)
         return x if scale == 1.0 else x.mul_(float(torch.tensor(scale, dtype=self.dtype)))
 
     def _attend(self, stream: Stream, index: int, steps: Sequence[Step]) -> Stream:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from outrider.core.key_storage import FP8, KeyStorage, check_heads, not_available
 from outrider.models.features import ModelConfig
 from outrider.models.padded_heads import can_pad
 
@@ -35,3 +38,11 @@ def missing_features(config: ModelConfig, bits: int = 16) -> list[str]:
         f"weights of {bits} bits with experts, MLP biases or another activation than SiLU": bits < 16 and not plain,
     }
     return [words for words, is_missing in found.items() if is_missing]
+
+
+def check_storage(config: ModelConfig, storage: KeyStorage, device: torch.device) -> None:
+    """Refuse keys and values of a type that the kernels do not read for this model, or not on this device."""
+    check_heads(storage, is_latent=config.latent is not None)
+    is_cuda = device.type == "cuda" and torch.cuda.is_available()
+    if storage == FP8 and is_cuda and torch.cuda.get_device_capability(device) < (8, 9):
+        raise not_available(storage, "the GPU converts no FP8 (compute capability 8.9 and later do), and int8 is there")

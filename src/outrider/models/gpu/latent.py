@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.cache.page_pool import LayerPages
 from outrider.models.attention.latent_triton import attend_latents
 from outrider.models.attention.latent_write import Entering, parts_of, summed, write_latents
 from outrider.models.attention.tree_tiles import Bounds
@@ -47,10 +48,8 @@ class LatentHeads(Heads):
         assert config.latent is not None
         self._config, self._latent, self._tables, self._exact = config, config.latent, tables, exact
 
-    def __call__(
-        self, x: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], steps: Sequence[Step]
-    ) -> Tensor:
-        weights, latents = layer.rest, memory[0]
+    def __call__(self, x: Tensor, index: int, layer: LayerMatrices, memory: LayerPages, steps: Sequence[Step]) -> Tensor:
+        weights, latents = layer.rest, memory.keys
         assert weights.key_up is not None and weights.value_up is not None and weights.latent_norm is not None
         latent, config = self._latent, self._config
         down = multiply(x, weights.qkv, Kind.WIDE, exact=self._exact)

@@ -29,10 +29,11 @@ def shared_memory() -> int:
 
 
 def can_copy(*operands: Tensor) -> bool:
-    """Whether the copy engine of Hopper and later is available and takes such operands: 16 bits a number, rows of whole 16
-    bytes."""
+    """Whether the copy engine of Hopper and later is available and takes such operands: 16 or 8 bits a number, rows of whole
+    16 bytes."""
     fits = all(
-        t.element_size() == 2 and t.is_contiguous() and t.shape[-1] % 8 == 0 and t.data_ptr() % 16 == 0 for t in operands
+        t.element_size() <= 2 and t.is_contiguous() and t.shape[-1] * t.element_size() % 16 == 0 and t.data_ptr() % 16 == 0
+        for t in operands
     )
     return HOPPER and fits and all(t.numel() // t.shape[-1] < 1 << 31 for t in operands)
 

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.models.few_bits import FewBits
 from outrider.models.gpu import launch
 from outrider.models.gpu.finish import ACTIVATIONS, Finish
 from outrider.models.gpu.launch import begin, end
@@ -27,7 +28,6 @@ from outrider.models.gpu.limits import stages_that_fit
 from outrider.models.gpu.small_batch_matmul import finished
 from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tiles import Kind, num_parts
-from outrider.models.packed import FewBits
 from outrider.models.planes import UNIT, Planes
 
 _STEP = 4 * UNIT
@@ -211,7 +211,9 @@ def written_out(weight: Planes, dtype: torch.dtype, wanted: Tensor | None = None
     return out
 
 
-def embedded_rows(table: FewBits, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, H] the embeddings of [N] tokens from a table as stored."""
+def embedded_rows(table: Tensor | FewBits, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, H] the embeddings of [N] tokens, from a table of floats or as stored."""
+    if isinstance(table, Tensor):
+        return table[tokens]
     assert isinstance(table, Planes), "embeddings of few bits are those of GGUF files"
     return written_out(table, dtype, tokens.reshape(-1).contiguous())

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.models.few_bits import FewBits
 from outrider.models.gpu.finish import SILU, Finish
 from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.grouped import packed_in_sixteen
@@ -18,7 +19,7 @@ from outrider.models.gpu.small_batch_matmul import product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, num_parts, tile_for
 from outrider.models.gpu.wide_tiles import wide_tile
 from outrider.models.layers import activation_of
-from outrider.models.packed import FewBits, Matrix, Packed, Stacked
+from outrider.models.packed import Matrix, Packed, Stacked
 from outrider.models.planes import Planes
 
 _MOST_WIDE = 192

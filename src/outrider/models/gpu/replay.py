@@ -159,7 +159,7 @@ class PassGraphs:
         """Logits and taps of nodes ``start``.. of the tree."""
         count = tree.num_nodes - start
         size = rounded(count)
-        if size * tree.batch_size > _MOST_ROWS:
+        if size * tree.batch_size > _MOST_ROWS or not decoder.traits.can_be_captured:
             cache.reserve(tree.num_nodes, start=start)
             step = decoder.step_of(tree, cache, start)
             return decoder.forward(tree.tokens[:, start:], step, taps=taps)

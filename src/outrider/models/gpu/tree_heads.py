@@ -11,6 +11,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
+from outrider.cache.page_pool import LayerPages
 from outrider.models.attention.rotate_triton import QueryNorms, rotate_and_write
 from outrider.models.attention.tree_tiles import Bounds
 from outrider.models.attention.tree_triton import attend_tree
@@ -25,9 +26,7 @@ from outrider.models.rope import RotaryTable
 class Heads(Protocol):
     """The attention heads of a layer."""
 
-    def __call__(
-        self, x: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], steps: Sequence[Step]
-    ) -> Tensor:
+    def __call__(self, x: Tensor, index: int, layer: LayerMatrices, memory: LayerPages, steps: Sequence[Step]) -> Tensor:
         """[M, heads * D] output of attention for the nodes of all steps, one step behind the other, from their norm [M, H]. The
         nodes' keys and values are written to the layer's memory first."""
         ...
@@ -41,15 +40,13 @@ class TreeHeads(Heads):
         """``exact`` means that a node's numbers must not depend on how many share the pass."""
         self._config, self._tables, self._bounds, self._exact = config, tables, bounds, exact
 
-    def __call__(
-        self, x: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], steps: Sequence[Step]
-    ) -> Tensor:
+    def __call__(self, x: Tensor, index: int, layer: LayerMatrices, memory: LayerPages, steps: Sequence[Step]) -> Tensor:
         qkv = multiply(x, layer.qkv, Kind.WIDE, exact=self._exact).split([step.num_nodes for step in steps], -2)
         groups = [(own.unflatten(-2, step.shape), step) for own, step in zip(qkv, steps, strict=True)]
         seen = [self._look(own, index, layer, memory, step) for own, step in groups]
         return seen[0] if len(seen) == 1 else torch.cat(seen)
 
-    def _look(self, qkv: Tensor, index: int, layer: LayerMatrices, memory: tuple[Tensor, Tensor], step: Step) -> Tensor:
+    def _look(self, qkv: Tensor, index: int, layer: LayerMatrices, memory: LayerPages, step: Step) -> Tensor:
         """[B * N, Hq * D] output of attention for the nodes of a group of rows, whose keys are written first."""
         config, rest = self._config, layer.rest
         rope, bounds, rows, sights = config.rope_of_layer[index], self._bounds[index], step.rows, step.sights

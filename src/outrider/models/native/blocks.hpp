@@ -18,6 +18,7 @@ template <class T> constexpr bool has_tiles = HAS_TILES && sizeof(T) == 2;
 constexpr int IN_HALF = 2, IN_BRAIN = 3;  // values of is_stored: IEEE's 16 bits, bfloat16
 constexpr int IN_PLACE = 4;               // `packed` is [blocks] of HeldRows (in_place.hpp)
 constexpr int IN_HALF_SUMS = 5;           // IEEE's 16 bits, products added in 16 bits (half_sums.hpp)
+constexpr int WITH_FLOATS = 6;            // as in a GGUF file, and inputs stay floats (unpacked.hpp)
 struct Matrix {
     const void* packed;
     const float* bias;    // [out] or null

@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.page_pool import PAGE_LEN, PagePool
+from outrider.cache.page_pool import PAGE_LEN
 from outrider.cache.paged import PagedCache, as_one
 from outrider.core.draft import Resume
 from outrider.core.guessing_target import Guesses, GuessingTarget, TreeSearch
@@ -44,6 +44,7 @@ from outrider.models.native.structs import ChainStruct, PassStruct, ShapingStruc
 from outrider.models.native.sums import SumsOverRanks
 from outrider.models.native.wanted import Wanted
 from outrider.models.padded_heads import with_wider_heads
+from outrider.models.pools import pool_for
 from outrider.models.prefill import read_in_chunks
 from outrider.models.rope import RotaryTable
 
@@ -90,9 +91,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget, ReadingTarget)
         self._joint = joint
         self._embedding = None if weights.embedding.dtype == STORED_ROWS else weights.embedding  # a table is of no more use
         self._embed = library.outrider_embed
-        shape = (config.num_layers, config.num_kv_heads, config.head_dim)
-        sides = config.cache_sides
-        self.pool = PagePool(shape, dtype=self.dtype, device=self.device, page_len=page_len, sides=sides, first_pages=1)
+        self.pool = pool_for(config, self.dtype, self.device, page_len=page_len, first_pages=1)
         self._tables = [
             RotaryTable(
                 rope, config.rotary_dim, context_len=config.max_len, dtype=torch.float32, device=self.device, first_len=512
@@ -183,7 +182,7 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget, ReadingTarget)
         scale = self.config.embedding_scale
         if self._embedding is None:
             return self._dequantised(tokens.contiguous())
-        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding, tokens)
+        embedded = self._embedding[tokens] if self._joint is None else self._joint.embed(self._embedding.__getitem__, tokens)
         embedded = embedded.to(self.dtype)
         return embedded if scale == 1.0 else embedded * torch.tensor(scale, dtype=self.dtype)
 
@@ -296,5 +295,5 @@ class NativeDecoder(LayeredTarget, GuessingTarget, PlacingTarget, ReadingTarget)
     def _entered(self, tree: TokenTree, start: int, hidden: Tensor | None) -> Tensor:
         """[B, N, H] float32 input of the first layer of a share, written to ``hidden`` if given."""
         assert self._joint is not None and self._embedding is not None
-        states = self._joint.embed(self._embedding, tree.tokens[:, start:]).float() * self.config.embedding_scale
+        states = self._joint.embed(self._embedding.__getitem__, tree.tokens[:, start:]).float() * self.config.embedding_scale
         return states.contiguous() if hidden is None else hidden.copy_(states)

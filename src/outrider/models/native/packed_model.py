@@ -27,6 +27,8 @@ _PACKED = 2
 """Added to such a type if the embedding is read from the packed head."""
 _IN_PLACE = 4
 """Type number in ``blocks.hpp`` of matrices that stay in the memory of another program part."""
+_ROUNDING, _WITH_FLOATS = 1, 6
+"""Type numbers there of quantised matrices: inputs are rounded to 8 bits, or stay floats."""
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 3}
 _SPANS = {"head": 0, "heads": 1, "whole": 2}
 
@@ -55,12 +57,14 @@ class PackedModel:
         self, library: ctypes.CDLL, config: ModelConfig, weights: Weights, bits: int = 16, *, embeds: bool = True
     ) -> None:
         """``embeds`` False: a pass is given the states that enter the first layer (a share of a divided model)."""
-        self._library, self._kept, self._bits, self._stored_in = library, list[Tensor](), bits, weights.file
+        self._library, self._kept, self._bits = library, list[Tensor](), bits
+        self._stored_in, self._float_inputs = weights.file, weights.float_inputs
         self._dtype, matrices = weights.dtype, _matrices(config, weights)
         self._arena = Arena(library, sum(self._size(*matrix) for matrix in matrices))
         self.num_bytes = self._arena.num_bytes
         kinds = {int(matrix[0, 1]) for matrix, *_ in matrices if _is_stored(matrix)}
-        has_stored = (_CODES if kinds - {*_SIXTEEN, HELD} else 0) | (_HALVES if _HALF in kinds else 0)
+        has_codes = bool(kinds - {*_SIXTEEN, HELD}) and not weights.float_inputs
+        has_stored = (_CODES if has_codes else 0) | (_HALVES if _HALF in kinds else 0)
         layers = (LayerStruct * config.num_layers)(*(self._layer(config, i, layer) for i, layer in enumerate(weights.layers)))
         head = self.matrix(weights.head, None, config.hidden_size)
         embedding, embedding_type = self._embedding(weights, head) if embeds else (None, 0)
@@ -128,14 +132,14 @@ class PackedModel:
         packed = self._arena.take(self._size(weight, inputs, is_exact))
         if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
             table = weight.contiguous()
-            storage = self._pack_sixteen(
-                packed, table, self._file.address, inputs, may_round=self._file.adds_halves and not is_exact
-            )
+            may_round = self._file.adds_halves and not (is_exact or self._float_inputs)
+            storage = self._pack_sixteen(packed, table, self._file.address, inputs, may_round=may_round)
             self._forget(table)
             return MatrixStruct(packed, self.floats(bias), None, inputs, len(table), storage)
         if _is_stored(weight):
             places = self._pack_stored(packed, weight.contiguous(), inputs)
-            return MatrixStruct(places, self.floats(bias), None, inputs, len(weight), 1)
+            kind = _WITH_FLOATS if self._float_inputs else _ROUNDING
+            return MatrixStruct(places, self.floats(bias), None, inputs, len(weight), kind)
         scales = None
         if self._bits == 8 and not is_exact:
             rounded = pack(weight, 8)

@@ -6,7 +6,7 @@
 #include "latent.hpp"
 #include "matmul.hpp"
 #include "rows.hpp"
-#include "stored.hpp"
+#include "unpacked.hpp"
 
 template <class T> struct Buffers {  // kept between passes
     Memory<float> residual, wide;

@@ -36,6 +36,7 @@ template <class T> class PassProducts : public PassThreads<T> {
             if (of.w.is_stored == IN_HALF) return product_of<half>(phase, of, take);
             if (of.w.is_stored == IN_BRAIN) return product_of<bf16>(phase, of, take);
             if (of.w.is_stored == IN_HALF_SUMS) return round(phase, of, b.halves), product_of<HalfSums>(phase, of, take);
+            if (of.w.is_stored == WITH_FLOATS) return product_of<Unpacked>(phase, of, take);
             if (of.w.is_stored) return round(phase, of, b.rounded), product_of<AnyStored>(phase, of, take);
         }
         product_of<T>(phase, of, take);
@@ -85,6 +86,7 @@ template <class T> class PassProducts : public PassThreads<T> {
             if (w.is_stored == IN_HALF) return products_of<half>(phase, parts, put);
             if (w.is_stored == IN_BRAIN) return products_of<bf16>(phase, parts, put);
             if (w.is_stored == IN_HALF_SUMS) return round_parts(phase, parts, b.half_parts, HALF_ROWS), products_of<HalfSums>(phase, parts, put);
+            if (w.is_stored == WITH_FLOATS) return products_of<Unpacked>(phase, parts, put);
             if (w.is_stored) return round_parts(phase, parts, b.rounded_parts, PANEL_ROWS), products_of<AnyStored>(phase, parts, put);
         }
         products_of<T>(phase, parts, put);

@@ -24,7 +24,7 @@ static inline float half_to_float(uint16_t h) {
 
 struct Scale {  // one for 32 weights
     static constexpr int SPANS = 1, GROUPS = 1;
-    static constexpr bool HAS_OFFSETS = false;
+    static constexpr bool HAS_OFFSETS = false, HAS_ZEROS = false;
     uint16_t scales[BLOCK];
     void put(int j, const Unit& unit) { scales[j] = unit.scale; }
     Part scale(int strip, int, int) const { return part(scales + strip * STRIP); }
@@ -33,7 +33,7 @@ struct Scale {  // one for 32 weights
 };
 struct ScaleAndOffset {
     static constexpr int SPANS = 1, GROUPS = 1;
-    static constexpr bool HAS_OFFSETS = true;
+    static constexpr bool HAS_OFFSETS = true, HAS_ZEROS = false;
     uint16_t scales[BLOCK], offsets[BLOCK];
     void put(int j, const Unit& unit) { scales[j] = unit.scale, offsets[j] = unit.offset; }
     Part scale(int strip, int, int) const { return part(scales + strip * STRIP); }
@@ -43,7 +43,7 @@ struct ScaleAndOffset {
 };
 template <class S> struct ScaleAndZero {  // S: 16 bits or float
     static constexpr int SPANS = 1, GROUPS = 1;
-    static constexpr bool HAS_OFFSETS = true;
+    static constexpr bool HAS_OFFSETS = true, HAS_ZEROS = true;
     S scales[BLOCK];
     int8_t zeros[BLOCK];
     void put(int j, const Unit& unit) {
@@ -52,13 +52,14 @@ template <class S> struct ScaleAndZero {  // S: 16 bits or float
         zeros[j] = unit.zero;
     }
     Part scale(int strip, int, int) const { return part(scales + strip * STRIP); }
+    Part zero(int strip) const { return part(zeros + strip * STRIP); }
     Part offset(int strip, int) const { return part(scales + strip * STRIP) * -part(zeros + strip * STRIP); }
     static float scale_of(const Unit& unit, int) { return sizeof(S) == 2 ? half_to_float(unit.scale) : unit.wide; }
     static float offset_of(const Unit& unit, int group) { return scale_of(unit, group) * -float(unit.zero); }
 };
 struct ScalesAndOffsets {  // eight of each, for 32 weights
     static constexpr int SPANS = 8, GROUPS = 1;
-    static constexpr bool HAS_OFFSETS = true;
+    static constexpr bool HAS_OFFSETS = true, HAS_ZEROS = false;
     uint16_t scales[BLOCK], offsets[BLOCK];
     int8_t factors[SPANS][BLOCK], offset_factors[SPANS][BLOCK];
     void put(int j, const Unit& unit) {
@@ -72,7 +73,7 @@ struct ScalesAndOffsets {  // eight of each, for 32 weights
 };
 struct Scales {  // sixteen, for 16 weights
     static constexpr int SPANS = 8, GROUPS = 2;
-    static constexpr bool HAS_OFFSETS = false;
+    static constexpr bool HAS_OFFSETS = false, HAS_ZEROS = false;
     uint16_t scales[BLOCK];
     int8_t factors[SPANS * GROUPS][BLOCK];
     void put(int j, const Unit& unit) {
@@ -88,7 +89,7 @@ struct Scales {  // sixteen, for 16 weights
 
 struct ScalesAlone {  // eight, for 32 weights
     static constexpr int SPANS = 8, GROUPS = 1;
-    static constexpr bool HAS_OFFSETS = false;
+    static constexpr bool HAS_OFFSETS = false, HAS_ZEROS = false;
     uint16_t scales[BLOCK];
     int8_t factors[SPANS][BLOCK];
     void put(int j, const Unit& unit) {

@@ -8,14 +8,11 @@ followers and return the leader's target, and everything above a target stays as
 from __future__ import annotations
 
 from outrider.core.errors import OptionError, RankError
-from outrider.models.dtypes import FEW_BITS, STORED
-from outrider.models.features import ModelConfig
-from outrider.models.gguf.stored import SPAN
 from outrider.models.layer_share import LayerShare
 from outrider.models.load import device_of, lean_config
 from outrider.models.parallel.rank import ByHeads, ByLayers
-from outrider.models.parallel.stored import check_stored
 from outrider.models.parallel.target import ParallelTarget
+from outrider.models.parallel.units import units_of
 from outrider.models.share import Share
 from outrider.models.source import Source, local_path
 
@@ -30,6 +27,7 @@ def load_parallel(
     device: str | None = None,
     max_len: int | None = None,
     fast: bool = True,
+    numerics: str = "auto",
     page_len: int = 0,
 ) -> ParallelTarget:
     """The model divided among ``size`` processes; the others as in ``load_model``."""
@@ -38,11 +36,8 @@ def load_parallel(
     place, path = device_of(device), local_path(source)
     config = lean_config(path)
     Share(0, size).check(config)
-    if dtype in FEW_BITS:
-        _check_bits(config, size, dtype, is_cpu=place.type == "cpu" and fast)
-    if dtype == STORED:
-        check_stored(path, config, size, is_cpu=place.type == "cpu" and fast)
-    return ParallelTarget(ByHeads(str(path), size, dtype, place.type, max_len, fast, page_len))
+    unit = units_of(path, config, size, dtype, place, fast=fast).columns
+    return ParallelTarget(ByHeads(str(path), size, dtype, place.type, max_len, fast, page_len, numerics, unit))
 
 
 def load_layers_apart(name: str, size: int, *, dtype: str | None, device: str | None, fast: bool = True) -> ParallelTarget:
@@ -53,17 +48,3 @@ def load_layers_apart(name: str, size: int, *, dtype: str | None, device: str | 
     place, path = device_of(device), local_path(Source(name))
     LayerShare(Share(0, size)).check(lean_config(path))
     return ParallelTarget(ByLayers(str(path), size, dtype, place.type, None, fast, 0))
-
-
-def _check_bits(config: ModelConfig, size: int, dtype: str, *, is_cpu: bool) -> None:
-    """Refuse rounded weights whose shares would be rounded in another way than the whole."""
-    what = f"dtype = {dtype!r} is not available with tensor_parallel = {size}"
-    if dtype == "int8" or not is_cpu:
-        why = "a scale belongs to all inputs of an output" if dtype == "int8" else "rounded weights are divided on a CPU alone"
-        raise OptionError(f"{what}: {why}; use 'bfloat16', or on a CPU 'w8a8' or 'int4'")
-    widths = {"heads": config.num_heads * config.head_dim, "MLP columns": config.mlp_size}
-    if config.experts is not None:
-        widths["columns of experts"] = config.experts.size
-    uneven = next((name for name, width in widths.items() if width % (SPAN * size)), None)
-    if uneven is not None or config.hidden_size % SPAN:
-        raise OptionError(f"{what}: its {uneven or 'states'} do not come in groups of {SPAN} for every rank; use 'bfloat16'")

@@ -43,8 +43,8 @@ def backend_of(device: torch.device, size: int) -> str:
 class Link(Joint):
     """One rank's end of the wires. Built before the others are there; ``connect`` waits for them."""
 
-    def __init__(self, share: Share, vocab_size: int) -> None:
-        self.share, self.rank = share, share.rank
+    def __init__(self, share: Share, vocab_size: int, *, is_wired: bool = True) -> None:
+        self.share, self.rank, self.is_wired = share, share.rank, is_wired
         self.spans = [Share(rank, share.size).span(vocab_size) for rank in range(share.size)]
         self.on_tell: Callable[[str, Sequence[Any]], object] = lambda *_: None
         """How the followers of this rank are told what to do."""

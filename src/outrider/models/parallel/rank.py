@@ -35,7 +35,7 @@ from outrider.models.layer_share import LayerShare
 from outrider.models.load import lean_checkpoint, lean_config
 from outrider.models.native import fastest_decoder, native_decoder
 from outrider.models.parallel.link import Link, backend_of
-from outrider.models.parallel.stored import stored_share
+from outrider.models.parallel.stored import rounded_share, stored_share
 from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.share import Share
 from outrider.models.weights import read_weights
@@ -64,6 +64,9 @@ class Opening(ABC):
     max_len: int | None
     fast: bool
     page_len: int
+    numerics: str = "auto"
+    unit: int = 1
+    """Columns of an MLP that stay together (``units.py``)."""
 
     def device_of(self, rank: int) -> torch.device:
         """A GPU for every rank, as far as there are any."""
@@ -96,30 +99,34 @@ class ByHeads(Opening):
     """Tensor parallelism: every rank has some heads and columns of every layer."""
 
     def part(self, rank: int) -> Share:
-        return Share(rank, self.size)
+        return Share(rank, self.size, self.unit)
 
     def weights(self, part: RankShare, device: torch.device) -> tuple[ModelConfig, Weights]:
-        if self.dtype != STORED:
-            return super().weights(part, device)
         assert isinstance(part, Share)
-        config = lean_config(Path(self.path))
+        path, is_gpu = Path(self.path), device.type == "cuda"
+        if self.dtype != STORED and not (self.dtype in FEW_BITS and is_gpu):
+            return super().weights(part, device)
+        config = lean_config(path)
         config = config if self.max_len is None else replace(config, max_len=self.max_len)
         part.check(config)
-        return config, stored_share(Path(self.path), config, part)
+        if self.dtype == STORED:
+            return config, stored_share(path, config, part, device)
+        _, source, _ = lean_checkpoint(path, dtype=self.dtype, device=device, max_len=self.max_len)
+        return config, rounded_share(source, config, part, FEW_BITS[self.dtype], device)
 
     def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
-        mine = link.share.config(config)
+        mine, bits = self.part(link.rank).config(config), FEW_BITS.get(self.dtype or "", 16)
+        if self.fast:
+            whole, options = replace(mine, vocab_size=config.vocab_size), {"numerics": self.numerics, "bits": bits}
+            found = gpu_decoder(whole, weights, **options, page_len=self.page_len, joint=link)
+            if found is not None:
+                return found
         if self.dtype in FEW_BITS or self.dtype == STORED:
             found = self._of_codes(mine, weights, link)
             if found is None:
                 why = "a C++ compiler, OUTRIDER_NATIVE not 0, and an architecture of the native pass"
                 raise OptionError(f"dtype = {self.dtype!r} of a divided model needs {why}; use 'bfloat16'")
             return found
-        if self.fast and self.is_wired:
-            whole = replace(mine, vocab_size=config.vocab_size)
-            found = gpu_decoder(whole, weights, page_len=self.page_len, joint=link)
-            if found is not None:
-                return found
         if self.fast:
             return fastest_decoder(mine, weights, joint=link, page_len=self.page_len)
         return Decoder(mine, weights, self.page_len, joint=link)
@@ -153,7 +160,7 @@ class Rank:
         part, device = opening.part(rank), opening.device_of(rank)
         config, weights = opening.weights(part, device)
         self.config, self.device, self.dtype = config, device, weights.dtype
-        self.link = Link(Share(rank, opening.size), config.vocab_size)
+        self.link = Link(Share(rank, opening.size), config.vocab_size, is_wired=opening.is_wired)
         self.num_weights = sum(tensor.numel() for tensor in weights.tensors)
         self.model = opening.model(config, weights, self.link)
         self.caches: dict[int, Cache] = {}

@@ -1,71 +1,99 @@
-"""One rank's part of a model whose matrices stay as they are stored (``dtype="stored"``), on a CPU."""
+"""One rank's weights of a model whose matrices are of few bits: as they are stored, on a CPU or a GPU, or rounded on a GPU."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import final
 
 import torch
+from torch import Tensor
 
-from outrider.core.errors import OptionError
-from outrider.models.decoder_weights import Weights
+from outrider.models.decoder_weights import Division, LayerWeights, Weights
 from outrider.models.features import ModelConfig
-from outrider.models.gguf import GGUFFile, read_gguf
-from outrider.models.gguf.stored import EMBEDDING, SPAN, stored_tensors
+from outrider.models.gguf import read_gguf
+from outrider.models.gguf.stored import EMBEDDING, stored_tensors
 from outrider.models.load import read_config
-from outrider.models.native.known import multiplies_stored
+from outrider.models.packed import packed_if_in_groups
 from outrider.models.quantised.folder import QuantisedFolder, checkpoint
+from outrider.models.quantised.gguf_planes import planes_source
+from outrider.models.quantised.packed_rows import PackedFolder, PackedRows
 from outrider.models.quantised.stored import StoredFolder
 from outrider.models.share import Share
-from outrider.models.stored_rows import block_len
-from outrider.models.weights import read_weights
-
-_DIVIDED = ("attn_output", "ffn_down", "ffn_down_exps")
-"""Matrices of a GGUF file whose inputs are divided."""
+from outrider.models.weights import TensorSource, read_weights
 
 
-def stored_share(path: Path, config: ModelConfig, share: Share) -> Weights:
-    """A rank's weights of a GGUF file or a quantised folder. Its rows of the embedding are floats, since they are summed over
-    ranks."""
+def stored_share(path: Path, config: ModelConfig, share: Share, device: torch.device) -> Weights:
+    """A rank's weights of a GGUF file or a quantised folder, codes and scales as they are."""
+    return packed_share(path, config, share, device) if device.type == "cuda" else _on_cpu(path, config, share)
+
+
+def _on_cpu(path: Path, config: ModelConfig, share: Share) -> Weights:
+    """Rows stay where they are. Those of the embedding are floats, since they are summed over ranks."""
     if path.suffix == ".gguf":
         file = memory = read_gguf(str(path))
         source, embedding = stored_tensors(file), file.tensor(EMBEDDING)
     else:
-        folder = checkpoint(path, read_config(path))
-        assert isinstance(folder, QuantisedFolder), "check_stored has seen it"
-        source = StoredFolder(folder)
-        memory, name = source.memory, next(name for name in folder.names if name.endswith("embed_tokens.weight"))
-        embedding = folder.take(name, config.vocab_size, config.hidden_size)
+        source = StoredFolder(_quantised(path))
+        memory, name = source.memory, next(name for name in source.names if name.endswith("embed_tokens.weight"))
+        embedding = source.read(name)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"), share=share)
     return replace(weights, embedding=share.rows(embedding).float(), file=memory)
 
 
-def check_stored(path: Path, config: ModelConfig, size: int, *, is_cpu: bool) -> None:
-    """Refuse a model whose matrices are not kept here, and one whose blocks would be cut."""
-    what = f"dtype = 'stored' is not available with tensor_parallel = {size} for {path}"
-    if not is_cpu or not multiplies_stored(config):
-        raise OptionError(f"{what}: stored matrices are divided on a CPU, where the native pass has them whole; use 'bfloat16'")
-    block, experts = _longest_block(path), config.experts
-    if block is None:
-        raise OptionError(f"{what}: its matrices are not stored in blocks; use 'auto', or 'w8a8' for weights of 8 bits")
-    widths = {"heads": config.num_heads * config.head_dim}
-    if experts is None or not all(experts.layers):
-        widths["MLP columns"] = config.mlp_size
-    if experts is not None:
-        widths["columns of experts"] = experts.size
-    uneven = next((name for name, width in widths.items() if width % (block * size)), None)
-    if uneven is not None:
-        raise OptionError(f"{what}: its {uneven} do not come in blocks of {block} for every rank; use 'bfloat16'")
-
-
-def _longest_block(path: Path) -> int | None:
-    """Inputs of the longest block that is not to be cut; None if the checkpoint has none."""
+def packed_share(
+    path: Path, config: ModelConfig, share: Share, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Weights:
+    """For a GPU, with activations in ``dtype``. A matrix is cut when its layer has been read, so a rank never holds more than
+    that layer beyond its part."""
     if path.suffix == ".gguf":
-        return _longest_of(read_gguf(str(path)))
+        source, rows = planes_source(read_gguf(str(path)), device, dtype)
+    else:
+        source = PackedFolder(_quantised(path), device, dtype)
+        rows = source.rows
+    weights = read_weights(source, config, dtype=rows.dtype, device=device, share=replace(share, tables=rows))
+    if isinstance(source, PackedFolder):
+        source.warn()
+    return replace(weights, rows=rows)
+
+
+def _quantised(path: Path) -> QuantisedFolder:
     folder = checkpoint(path, read_config(path))
-    return SPAN if isinstance(folder, QuantisedFolder) and folder.form.stays else None
+    assert isinstance(folder, QuantisedFolder), "units_of has seen it"
+    return folder
 
 
-def _longest_of(file: GGUFFile) -> int:
-    divided = (entry for name, entry in file.tensors.items() if name.split(".")[-2] in _DIVIDED)
-    return max((block_len(entry.storage.name) for entry in divided), default=SPAN)
+def rounded_share(
+    source: TensorSource,
+    config: ModelConfig,
+    share: Share,
+    bits: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Weights:
+    """A rank's weights for a GPU, of a model that is rounded to ``bits``, with activations in ``dtype``."""
+    rows = PackedRows(dtype)
+    rounded = _Rounded(replace(share, tables=rows), rows, bits)
+    return replace(read_weights(source, config, dtype=rows.dtype, device=device, share=rounded), rows=rows)
+
+
+@final
+@dataclass(frozen=True)
+class _Rounded(Division):
+    """A share of a rounded model. Matrices whose inputs are divided are rounded whole; the others are rounded later, output by
+    output."""
+
+    share: Share
+    kept: PackedRows
+    bits: int
+
+    def layers(self, num_layers: int) -> Sequence[int]:
+        return self.share.layers(num_layers)
+
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
+        out, down = (self.kept.table(packed_if_in_groups(matrix, self.bits)) for matrix in (whole.out, whole.down))
+        return self.share.layer(config, replace(whole, out=out, down=down))
+
+    def rows(self, matrix: Tensor) -> Tensor:
+        return self.share.rows(matrix)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -124,7 +125,11 @@ def planes_source(file: GGUFFile, device: torch.device, dtype: torch.dtype) -> t
     """The tensors of a GGUF file, matrices as tables of the rows beside them. ``dtype`` of the activations."""
     rows = PackedRows(dtype)
     kept = [file.tensors[name] for name in stored_matrices(file) if file.tensors[name].storage.name in LAYOUTS]
-    tables = {entry.name: rows.table(planes_of(file.rows(entry.name).to(device), entry)) for entry in kept}
+
+    def made(entry: TensorEntry) -> Planes:
+        return planes_of(file.rows(entry.name).to(device), entry)
+
+    tables = {entry.name: rows.later(entry.shape[0], partial(made, entry)) for entry in kept}
     return StoredTensors(file, tables, instead="16 bits", stay=LAYOUTS), rows
 
 

@@ -18,19 +18,21 @@ from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.format import Format
 from outrider.models.quantised.packed_rows import PackedFolder
 from outrider.models.quantised.stored import StoredFolder
+from outrider.models.speed import Speed
 from outrider.models.weights import TensorSource, read_weights
 
 _FEW_BITS = 4
 
 
-def stored_decoder(config: ModelConfig, folder: TensorSource, *, page_len: int = 0) -> LayeredTarget | None:
+def stored_decoder(config: ModelConfig, folder: TensorSource, speed: Speed) -> LayeredTarget | None:
     """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
     if not isinstance(folder, QuantisedFolder) or not folder.form.stays or not multiplies_stored(config):
         return None
     source = StoredFolder(folder)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
     source.warn()
-    found = native_decoder(config, replace(weights, file=source.memory), page_len=page_len)
+    kept = replace(weights, file=source.memory, float_inputs=speed.float_inputs)
+    found = native_decoder(config, kept, page_len=speed.page_len)
     give_back()
     return found
 

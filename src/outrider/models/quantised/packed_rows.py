@@ -11,19 +11,22 @@ No code and no scale changes. Matrices with other groups, with zeros in 8 bits o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 import torch
 from torch import Tensor
 
 from outrider.models.decoder_weights import STORED_ROWS
-from outrider.models.packed import GROUP, FewBits, Packed, Stacked, joined, picked
+from outrider.models.few_bits import FewBits, joined, picked, with_inputs
+from outrider.models.packed import GROUP, Packed, Stacked
 from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.kept import KeptFolder
 from outrider.models.quantised.matrix import Quantised
 
 _SMALL_GROUPS = (32, 64, GROUP)
+_GRAIN = 32
+"""Inputs of a rank come in multiples of this, where no scale asks for more."""
 
 
 @final
@@ -33,20 +36,24 @@ class PackedRows:
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         """``dtype`` of the activations that meet them."""
         self.dtype = dtype
-        self._pieces: dict[int, FewBits] = {}
+        self._pieces: dict[int, Callable[[], FewBits]] = {}
         self._count = 0
 
     def table(self, piece: FewBits) -> Tensor:
         """Keep a matrix."""
-        self._pieces[self._count] = piece
+        return self.later(piece.shape[0], lambda: piece)
+
+    def later(self, num_outputs: int, make: Callable[[], FewBits]) -> Tensor:
+        """Keep a matrix that is made when it is asked for."""
+        self._pieces[self._count] = make
         self._count += 1
-        rows = torch.arange(piece.shape[0], dtype=STORED_ROWS)
+        rows = torch.arange(num_outputs, dtype=STORED_ROWS)
         return torch.stack((rows, torch.full_like(rows, self._count)), 1)
 
     def matrix(self, table: Tensor) -> FewBits | Stacked:
         """The matrix of these rows. What it is made of is kept no longer."""
         table = table.cpu().flatten(0, -2)  # of experts one below the other
-        pieces = {number: self._pieces.pop(number - 1) for number in table[:, 1].unique().tolist()}
+        pieces = {number: self._pieces.pop(number - 1)() for number in table[:, 1].unique().tolist()}
         forms = {number: piece.form for number, piece in pieces.items()}
         kinds = list(dict.fromkeys(forms.values()))
         kind_of = torch.zeros(max(pieces) + 1, dtype=torch.int64)
@@ -55,6 +62,12 @@ class PackedRows:
         runs = _runs(table, kind_of[table[:, 1]])
         parts = [_rows_of({number: pieces[number] for number in run[:, 1].unique().tolist()}, run) for run in runs]
         return parts[0] if len(parts) == 1 else Stacked(tuple(parts))
+
+    def part(self, table: Tensor, inputs: tuple[int, int] | None = None) -> Tensor:
+        matrix = self.matrix(table)
+        pieces = matrix.pieces if isinstance(matrix, Stacked) else (matrix,)
+        cut = pieces if inputs is None else [with_inputs(piece, *inputs) for piece in pieces]
+        return torch.cat([self.table(piece) for piece in cut]).view(table.shape)
 
 
 def _runs(table: Tensor, kinds: Tensor) -> list[Tensor]:
@@ -77,9 +90,10 @@ class PackedFolder(KeptFolder):
 
     instead = "16 bits"
 
-    def __init__(self, folder: QuantisedFolder, device: torch.device) -> None:
+    def __init__(self, folder: QuantisedFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+        """``dtype`` of the activations."""
         super().__init__(folder)
-        self.rows, self._device = PackedRows(), device
+        self.rows, self._device = PackedRows(dtype), device
 
     def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
         if not all(map(can_pack, matrices.values())) or len({_form(matrix) for matrix in matrices.values()}) > 1:
@@ -116,6 +130,11 @@ def packed(matrix: Quantised, device: torch.device, *, zeros: bool) -> Packed:
     levels = None if matrix.levels is None or scales.dtype == torch.uint8 else matrix.levels.to(device)
     found = matrix.zeros if matrix.zeros is not None else torch.zeros_like(matrix.scales, dtype=torch.int16)
     return Packed(data, scales, _regrouped(matrix, found, length).to(device, torch.bfloat16) if zeros else None, levels)
+
+
+def unit_of(matrix: Quantised) -> int:
+    """Neighbouring inputs that are not parted, once the matrix is packed."""
+    return _GRAIN if matrix.bits == 8 and matrix.scales.shape[1] == 1 else _group_len(matrix)
 
 
 def _group_len(matrix: Quantised) -> int:

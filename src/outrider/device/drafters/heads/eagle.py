@@ -65,7 +65,7 @@ class Memory:
         return rows.places.gather(1, columns // size) * size + columns % size
 
     def standing(self, rows: Rows, sights: Sights) -> Standing:
-        return Standing(self._pool.memory(0), rows, sights)
+        return Standing(self._pool.memory(0)[:2], rows, sights)
 
 
 @final

@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.cache.page_pool import PagePool
+from outrider.cache.page_pool import LayerPages, PagePool
 from outrider.core.device_round import PIECE_LEN, Frame, LateTexts, PromptPieces, SlotTrees, Texts
 from outrider.device.drafters.heads.memory import CHAIN, HeadColumns
 from outrider.device.drafters.heads.texts import padded_tokens
@@ -117,7 +117,14 @@ class DeviceLongSpec(PagedDrafter):
         return self.head.readout(0, self.head.far(near, seen.nan_to_num(0.0).transpose(1, 2))).float()  # a text of one token
 
     def looked(
-        self, asked: Tensor, memory: tuple[Tensor, Tensor], rows: Rows, sights: Sights, *, capacity: int, window: int = 0
+        self,
+        asked: Tensor,
+        memory: LayerPages | tuple[Tensor, Tensor],
+        rows: Rows,
+        sights: Sights,
+        *,
+        capacity: int,
+        window: int = 0,
     ) -> Tensor:
         """[B, N, heads, D] output of attention for rotated queries of that shape."""
         num_heads, scale = self.layer.num_kv_heads, self.layer.query_scale
@@ -137,7 +144,7 @@ class DeviceLongSpec(PagedDrafter):
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
         """[P, kv heads, L, D] keys and values of tokens, in pages."""
-        return self._pool.memory(0)
+        return self._pool.memory(0)[:2]
 
     def put(self, rows: Rows, places: Tensor, keys: Tensor, values: Tensor, *, kept: Tensor | None = None) -> None:
         """Write rotated keys and values [R, kv heads, N, D] at places [R, N] of their rows, if ``kept`` [R, N]."""

@@ -184,7 +184,7 @@ class LayerMemory(HeadMemory, ABC):
         at = places if sights.depths is None else (columns.starts[:, None] + sights.depths).clamp(max=most)
         owned = rows.places.gather(1, places // size).long()
         standing = ColumnPlaces(owned, places % size, rows, sights, self._rotations.at(at, self._like.dtype))
-        return [SlotAttending(self._pool.memory(layer), standing, self._config) for layer in range(len(self._pool.block))]
+        return [SlotAttending(self._pool.memory(layer)[:2], standing, self._config) for layer in range(len(self._pool.block))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,37 @@
+"""Targets whose keys and values may be stored in another type than the model's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TypeVar
+
+from outrider.cache.page_pool import PagePool
+from outrider.core.interfaces import Target
+from outrider.core.key_storage import KeyStorage, not_available
+
+
+class StoringTarget(Target, ABC):
+    """A target whose caches are pages of one pool, which may store codes."""
+
+    @abstractmethod
+    def pool_of_codes(self, storage: KeyStorage) -> PagePool:
+        """The pool of all caches, of which there are none yet. Raises an ``OptionError`` with the reason, where the model or
+        the device cannot store keys so."""
+
+    def store_keys(self, storage: KeyStorage) -> None:
+        """Store keys and values so in all caches from now on."""
+        self.pool_of_codes(storage).store_as(storage)
+        self.traits = replace(self.traits, kv_cache=storage.name)
+
+
+AnyTarget = TypeVar("AnyTarget", bound=Target)
+
+
+def stored_in(target: AnyTarget, storage: KeyStorage) -> AnyTarget:
+    """The target, with keys and values stored so; refused by name where it cannot."""
+    if storage.is_rounded:
+        if not isinstance(target, StoringTarget):
+            raise not_available(storage, f"{type(target).__name__} keeps keys in a cache of its own")
+        target.store_keys(storage)
+    return target

@@ -1,0 +1,43 @@
+"""What is wrong with a body, in one sentence: the most telling of the errors that its model found.
+
+A field of several kinds has an error for each kind that it is not. The one that says most is about the kind that was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from outrider.core.errors import closest
+from outrider.server.failures import ApiError
+
+_ANOTHER_KIND = ("_type", "literal_error", "_attributes_type")
+"""Ends of the names of errors that say that a value is of another kind."""
+_LONGEST = 64
+"""Letters of a name that are quoted. A name may be as long as the body."""
+
+
+def refusal_of(errors: Sequence[Mapping[str, Any]], body: Any, known: type[BaseModel] | None = None) -> ApiError:
+    """The API error for what validation found. ``known`` is the model of the body, for the nearest name of a field."""
+    worst = min(errors, key=lambda error: (str(error["type"]).endswith(_ANOTHER_KIND), -len(error["loc"])))
+    where = ".".join(str(part)[:_LONGEST] for part in _path(worst, body))
+    if worst["type"] == "extra_forbidden":
+        hint = closest(where, known.model_fields) if known is not None else ""
+        return ApiError(400, f"{where} is no field that is understood here; {hint}leave it out", param=where)
+    said = str(worst["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{where or 'body'}: {said}", param=where or "body")
+
+
+def _path(error: Mapping[str, Any], body: Any) -> list[Any]:
+    """Where in the body the error is. The names of kinds, which pydantic puts between, are left out."""
+    parts = [part for part in error["loc"] if part != "body"]
+    found, value = list[Any](), body
+    for place, part in enumerate(parts):
+        is_there = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)
+        if is_there:
+            value = value[part]
+        if is_there or (place == len(parts) - 1 and error["type"] == "missing"):
+            found.append(part)
+    return found
