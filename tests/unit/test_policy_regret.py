@@ -144,11 +144,16 @@ LARGE = Seats(lambda n: 4.19e-3 + 1.4e-5 * (n - 1), lambda rows, k: 1.6e-4 * k *
 
 
 @pytest.mark.parametrize(("num_rows", "thinking"), [(1, 2e-4), (8, 3e-4)])
-def test_cheap_guesses_that_are_never_right_are_given_up(num_rows: int, thinking: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cheap_guesses_that_are_never_right_are_given_up(
+    num_rows: int, thinking: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hundred failures without a success leave no hope of 4 %, so the loss budget is not spent again and again."""
     think_for(monkeypatch, thinking)
     tally = played(informed(LARGE, AdaptiveOptions(num_draft_tokens=4)), LARGE, num_rows, 1200, seed=2, is_late=True)
-    assert tally.share(0, 200, of=0) >= 0.98 and tally.share(200, of=0) >= 0.992, (tally.share(0, 200, of=0), tally.share(200, of=0))
+    assert tally.share(0, 200, of=0) >= 0.98 and tally.share(200, of=0) >= 0.992, (
+        tally.share(0, 200, of=0),
+        tally.share(200, of=0),
+    )
 
 
 @pytest.mark.parametrize("seats", [GPU, CPU], ids=["gpu", "cpu"])

@@ -248,7 +248,8 @@ class Adaptive(Policy):
             return
         spent = seen.seconds if is_reading else min(seen.seconds, (1 + TUNING.outlier) * usual)
         tokens, most = 1 + sum(seen.accepted) / max(sum(map(bool, seen.paths)), 1), self._most(seen.prompts) / num_rows
-        self.budget.book(spent / (costs.pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=seen.is_probe)
+        cost = spent / (costs.pace * costs.plain)
+        self.budget.book(cost, min(tokens, most) / min(1.0, most) - cost, is_probe=seen.is_probe)
 
 
 def _plan(lengths: Sequence[int], spread: float, reason: Reason, doubt: Doubt | None = None) -> Plan:
