@@ -202,7 +202,7 @@ def test_a_far_batch_size_is_measured_and_not_guessed() -> None:
 def test_a_probe_that_compiles_something_is_not_the_last_one() -> None:
     policy, machine = Adaptive(), Machine(constant(0.0), 0.1, CURVES["linear"])
     play(policy, machine, 200)
-    policy.budget.book(500.0, 1.0, is_probe=True)
+    policy.budget.book(500.0, -499.0, is_probe=True)
     before = policy.num_probes
     play(policy, machine, 4000)
     assert policy.num_probes > before

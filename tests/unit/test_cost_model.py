@@ -176,12 +176,12 @@ def test_batches_of_about_one_size_share_their_costs() -> None:
 def test_purses_are_bounded() -> None:
     ledger = LossBudget(loss_share=0.01, probe_share=0.005)
     for _ in range(1000):
-        ledger.book(1.0, 2.0, is_probe=False)
+        ledger.book(1.0, 1.0, is_probe=False)
     assert ledger.drafting == 3 * TUNING.run, "a long good run does not pay for a long bad one"
-    ledger.book(3.0, 1.0, is_probe=False)
+    ledger.book(3.0, -2.0, is_probe=False)
     assert ledger.drafting == pytest.approx(3 * TUNING.run - 2 + 0.03)
     before = ledger.probing
-    ledger.book(500.0, 1.0, is_probe=True)
+    ledger.book(500.0, -499.0, is_probe=True)
     assert ledger.probing == -TUNING.run / 2 < before, "what was compiled once is forgiven"
     for _ in range(100):
         ledger.rest()

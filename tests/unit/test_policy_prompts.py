@@ -14,6 +14,7 @@ from outrider.core.reason import ReasonCode
 from outrider.core.request import Request, RequestState
 from outrider.engine.device_seats import NUM_PIECES, Seat, num_pieces_left, prompts_of
 from outrider.policies.adaptive import Adaptive
+from outrider.policies.tuning import AdaptiveOptions
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,19 @@ def test_prompts_that_wait_are_in_the_account(num_seats: int, prompt_len: int, n
     fixed = {length: readers.speed(Always(length), num_rounds) for length in (0, 1, 2, 4)}
     speed = readers.speed(informed(readers), num_rounds)
     assert speed >= 0.98 * max(fixed.values()), (speed, fixed)
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.7])
+def test_prompts_do_not_make_drafts_longer(rate: float) -> None:
+    """Short prompts come with almost every round, and each adds to its time. They come with the tokens of answers, so guesses
+    save none of it: what pays in rounds without prompts pays in these."""
+    readers, options = Readers(64, 25, gpu, gpu_draft, rate=rate), AdaptiveOptions(num_draft_tokens=6)
+    policy = Adaptive(options)
+    policy.expect(Given(readers.prices()))
+    for num_rounds, skipped in ((110, 0), (330, 100)):
+        best = max(readers.speed(Always(length), num_rounds, skipped=skipped) for length in (1, 2, 3, 4))
+        speed = readers.speed(policy, num_rounds, skipped=skipped)
+        assert speed >= 0.985 * best, (num_rounds, speed / best)
 
 
 def test_the_reason_names_the_prompts() -> None:

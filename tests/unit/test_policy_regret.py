@@ -139,6 +139,23 @@ def test_a_probe_is_paid_for_where_rounds_are_seen_late() -> None:
     assert min(shares) >= 0.98, shares
 
 
+LARGE = Seats(lambda n: 4.19e-3 + 1.4e-5 * (n - 1), lambda rows, k: 1.6e-4 * k * (1 + rows / 256), lambda _: 0.0, is_whole=True)
+"""A guess costs 4 % of a round, and none is ever right."""
+
+
+@pytest.mark.parametrize(("num_rows", "thinking"), [(1, 2e-4), (8, 3e-4)])
+def test_cheap_guesses_that_are_never_right_are_given_up(
+    num_rows: int, thinking: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred failures without a success leave no hope of 4 %, so the loss budget is not spent again and again."""
+    think_for(monkeypatch, thinking)
+    tally = played(informed(LARGE, AdaptiveOptions(num_draft_tokens=4)), LARGE, num_rows, 1200, seed=2, is_late=True)
+    assert tally.share(0, 200, of=0) >= 0.98 and tally.share(200, of=0) >= 0.992, (
+        tally.share(0, 200, of=0),
+        tally.share(200, of=0),
+    )
+
+
 @pytest.mark.parametrize("seats", [GPU, CPU], ids=["gpu", "cpu"])
 def test_requests_that_come_and_go(seats: Seats) -> None:
     """Thirty rounds each: what is known of a request dies with it, and what is known of all does not."""

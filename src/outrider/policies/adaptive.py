@@ -185,11 +185,21 @@ class Adaptive(Policy):
         ones = [1.0] * len(usual)
         found = reach_of(self.found.inherited(ones)) if self.found.means else ones
         survival = [row.survival(usual) for row in state.rows]
-        parts = costs.draft.table(range(len(places))), [costs.plain, *costs.rest.table(places[1:])]
+        reading = self._reading(state, costs)
+        parts = costs.draft.table(range(len(places))), [cost - reading for cost in (costs.plain, *costs.rest.table(places[1:]))]
         forecast = look_ahead(survival, found, *parts, padded=self._padded, most=self._most(state.prompts))
         if len(survival) > 1 and not (self._padded or self.trust.expected or self.options.num_tree_nodes):
             return forecast.ranked(survival, found)
         return forecast
+
+    def _reading(self, state: _State, costs: BatchCosts) -> float:
+        """Seconds that prompts add to a round. Every token of an answer brings its share of prompts to read, in whatever round
+        it is emitted. So a draft must pay for itself beside them: it does not pay for their time. Where prompts wait, a round
+        is made for their sake, and all of its time counts."""
+        if state.prompts.is_full:
+            return 0.0
+        alone = self.costs.of(len(state.rows))
+        return max(0.0, costs.plain - alone.pace * alone.plain / costs.pace)
 
     def _most(self, prompts: Prompts) -> float:
         """Most answer tokens per round that waiting prompts can supply: every answer needs its prompt read first."""
@@ -238,7 +248,8 @@ class Adaptive(Policy):
             return
         spent = seen.seconds if is_reading else min(seen.seconds, (1 + TUNING.outlier) * usual)
         tokens, most = 1 + sum(seen.accepted) / max(sum(map(bool, seen.paths)), 1), self._most(seen.prompts) / num_rows
-        self.budget.book(spent / (costs.pace * costs.plain), min(tokens, most) / min(1.0, most), is_probe=seen.is_probe)
+        cost = spent / (costs.pace * costs.plain)
+        self.budget.book(cost, min(tokens, most) / min(1.0, most) - cost, is_probe=seen.is_probe)
 
 
 def _plan(lengths: Sequence[int], spread: float, reason: Reason, doubt: Doubt | None = None) -> Plan:

@@ -1,11 +1,9 @@
 """How often guesses are accepted, compared with what was predicted.
 
-Each request has one number of its own: how much likelier its guesses are to be accepted than usual (``rates.py`` knows the
-usual rates over all requests). A drafter may state a probability for each guess. It is trusted as far as its earlier statements
-came true. Older evidence counts less with every round.
+Each request has one number of its own: how much likelier its guesses are to be accepted than usual. A drafter may state a
+probability for each guess. It is trusted as far as its earlier statements came true. Older evidence counts less.
 
     shift = (passed - expected) / (tested + prior weight)       logit(rate_k) = logit(usual_k) + 4 shift
-    trust = passed / expected by the drafter
 """
 
 from __future__ import annotations

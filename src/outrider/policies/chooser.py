@@ -37,11 +37,10 @@ class RoundForecast:
     tokens: list[float]
     seconds: list[float]
     drafting: list[float]
-    """Seconds of the drafter, by the number of guesses along the longest path."""
     rests: list[float]
-    """Seconds of the rest of the round, by the same number."""
+    """Seconds of the drafter and of the rest of the round, by the number of guesses along the longest path."""
     most: float = math.inf
-    """Most answer tokens that the prompts read in a round can supply. Answers cannot come faster than prompts are read."""
+    """Most answer tokens that the prompts read in a round can supply."""
     shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Draft length of every row, for each depth, where rows have different lengths."""
     gains: list[float] = field(init=False)
@@ -70,34 +69,26 @@ class RoundForecast:
         """Plain rounds lost if no guess is accepted."""
         return self.seconds[length] / self.seconds[0] - 1
 
-    def ranked(self, survival: Survival, found: Sequence[float]) -> RoundForecast:
-        """This forecast with its own draft length for every row. One level more is drafted once for all rows, so each depth has
-        its own ranking. Only depths near the best common length are tried."""
-        near = self._promising
-        tokens, seconds, shares = list(self.tokens), list(self.seconds), dict[int, tuple[int, ...]]()
-        for depth in range(max(near - 2, 1), min(near + 4, len(tokens))):
-            tokens[depth], seconds[depth], shares[depth] = self._best_prefix(survival, found, depth)
-        return RoundForecast(tokens, seconds, self.drafting, self.rests, self.most, shares)
-
     @property
     def _promising(self) -> int:
         return max(range(1, len(self.gains)), key=self.gains.__getitem__)
 
-    def _best_prefix(self, survival: Survival, found: Sequence[float], depth: int) -> tuple[float, float, tuple[int, ...]]:
-        """Tokens, seconds and lengths of the best prefix of the ranking, for drafts of at most ``depth`` levels. Space in the
-        pass is only paid for where the drafter finds a guess, so nodes are ranked by the acceptance of guesses that were found,
-        after their parents."""
-        num_rows, rests, ranking = len(survival), list(enumerate(self.rests)), list[tuple[float, int, int]]()
-        for row, reach in enumerate(survival):
-            chances = accumulate((reach[place] / max(found[place], 1e-9) for place in range(depth)), min)
-            ranking += [(-chance, place, row) for place, chance in enumerate(chances)]
-        tokens, nodes, lengths, best = float(num_rows), 0.0, [0] * num_rows, (0.0, 1.0, (0,) * num_rows)
-        for _, place, row in sorted(ranking):
-            tokens, nodes, lengths[row] = tokens + survival[row][place], nodes + found[place], place + 1
-            seconds = self.drafting[depth] + between(rests, nodes / num_rows)
-            if min(tokens, self.most) * best[1] > best[0] * seconds:
-                best = min(tokens, self.most), seconds, tuple(lengths)
-        return best
+    def ranked(self, survival: Survival, found: Sequence[float]) -> RoundForecast:
+        """This forecast with its own draft length for every row. One level more is drafted once for all rows, so each depth has
+        its own ranking, and only depths near the best common length are tried. Space in the pass is only paid for where the
+        drafter finds a guess, so nodes are ranked by the acceptance of guesses that were found, after their parents."""
+        rests, tokens, seconds, shares = list(enumerate(self.rests)), list(self.tokens), list(self.seconds), dict(self.shares)
+        chances = [list(accumulate((p / max(f, 1e-9) for p, f in zip(reach, found, strict=True)), min)) for reach in survival]
+        ranking = sorted((-chance, at, row) for row, reach in enumerate(chances) for at, chance in enumerate(reach))
+        for depth in range(max(self._promising - 2, 1), min(self._promising + 4, len(tokens))):
+            emitted, places, lengths, tokens[depth], seconds[depth] = float(len(survival)), 0.0, [0] * len(survival), 0.0, 1.0
+            for _, at, row in ranking:
+                if at < depth:
+                    emitted, places, lengths[row] = emitted + survival[row][at], places + found[at], at + 1
+                    cost = self.drafting[depth] + between(rests, places / len(survival))
+                    if min(emitted, self.most) * seconds[depth] > tokens[depth] * cost:
+                        tokens[depth], seconds[depth], shares[depth] = min(emitted, self.most), cost, tuple(lengths)
+        return RoundForecast(tokens, seconds, self.drafting, self.rests, self.most, shares)
 
     def doubt(self, trust: float, num_rows: int, *, longest: int, further: float, padded: bool) -> Doubt:
         """Tokens that each of ``longest`` guesses must be expected to bring: as many as the batch emits in that time anyway.

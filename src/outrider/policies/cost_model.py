@@ -13,14 +13,14 @@ compared with one timed now.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
+from operator import itemgetter
 from statistics import fmean
 from typing import final
 
-from outrider.core.prices import Prices
+from outrider.core.prices import Prices, between
 from outrider.policies.rates import Typical
 from outrider.policies.tuning import TUNING
 
@@ -33,26 +33,21 @@ class Curve:
         """``weight`` is the number of rounds that a price counts for."""
         self._price, self._weight = cache(price), weight
         self.cells: dict[int, Typical] = {}
-        self._factors: list[tuple[float, float]] = [(0.0, 1.0)]
         self._surprises = [TUNING.optimism**2]
         """Squared errors of the predicted seconds, for the first rounds at each place."""
 
     def add(self, place: int, seconds: float) -> None:
-        """Learn from a round."""
-        price, own, cell = self._price(place), self._weight, self.cells.get(place)
+        """Learn from a round. A first one that was slow by chance must not make its neighbours dear, where no round may come
+        again."""
+        price, cell = self._price(place), self.cells.get(place)
         if price <= 0:  # drafting may be free: a captured round takes the time of its pass
             return
         if cell is None:
             expected = self.at(place)
             self._surprises.append(min(abs(seconds - expected) / max(expected, 1e-12), TUNING.outlier) ** 2)
-            if own:  # a first round that was slow by chance must not make its neighbours dear, where no round may come again
-                seconds = min(seconds, (1 + TUNING.outlier) * expected)
-            if not self.cells:
-                self._factors.clear()
+            seconds = min(seconds, (1 + TUNING.outlier) * expected) if self._weight else seconds
             cell = self.cells[place] = Typical()
-            insort(self._factors, (place, 1.0))
         cell.add(seconds / price)
-        self._factors[bisect_left(self._factors, (place,))] = (place, (own + cell.count * cell.value) / (own + cell.count))
 
     def knows(self, place: int) -> bool:
         return place in self.cells and self.cells[place].count >= TUNING.run
@@ -67,16 +62,11 @@ class Curve:
         return self.table((place,))[0]
 
     def table(self, places: Iterable[int]) -> list[float]:
-        """Seconds at rising places. Between learnt factors the factor is interpolated linearly, and beyond the last one it is
-        constant."""
-        ends, found = iter([*self._factors[1:], (math.inf, self._factors[-1][1])]), list[float]()
-        (at, factor), slope, end = self._factors[0], 0.0, self._factors[0][0]
-        for place in places:
-            while place > end:
-                (at, factor), (end, last) = (end, factor + slope * (end - at)), next(ends)
-                slope = (last - factor) / (end - at)
-            found.append(self._price(place) * (factor + slope * (place - at)))
-        return found
+        """Seconds at these places. Between learnt factors the factor is interpolated, beyond the last one it is constant."""
+        own, cells = self._weight, sorted(self.cells.items(), key=itemgetter(0))
+        known = [(float(at), (own + cell.count * cell.value) / (own + cell.count)) for at, cell in cells] or [(0.0, 1.0)]
+        known = [(-1.0, known[0][1]), *known, (1e9, known[-1][1])]
+        return [self._price(place) * between(known, place) for place in places]
 
     def usual(self, place: int) -> float:
         """Mean seconds of rounds at a place, however few there were; the predicted seconds where there were none."""

@@ -48,12 +48,15 @@ class PositionRates:
         self.weights = [keep * weight for weight in self.weights]
 
     def inherited(self, prior: Sequence[float]) -> list[float]:
-        """Rates at ``len(prior)`` positions. Where evidence is thin, a rate is drawn towards its prior. If one rate is above or
+        """Rates at ``len(prior)`` positions. Where evidence is thin, a rate is drawn towards its prior, whose weight shrinks with
+        the evidence against it: a hundred failures without a success are no bad luck. If one rate is above or
         below its prior, the next position is expected to deviate in the same direction. No rate becomes 1, or every further
         guess would look free."""
         rates, shift, prior_weight, most = list[float](), 0.0, TUNING.prior_weight, 1 - 1 / TUNING.memory
         for mean, seen, weight in zip_longest(prior, self.means[: len(prior)], self.weights[: len(prior)], fillvalue=0.0):
-            rate = (weight * seen + prior_weight * min(max(mean + shift, 0.0), most)) / (weight + prior_weight)
+            expected = min(max(mean + shift, 0.0), most)
+            own = prior_weight**2 / (prior_weight + weight * abs(seen - expected))
+            rate = (weight * seen + own * expected) / (weight + own)
             rates.append(rate)
             shift = rate - mean
         return rates

@@ -36,9 +36,8 @@ class SeenRound(NamedTuple):
         return self.plan is not None and self.plan.reason is not None and self.plan.reason.code is ReasonCode.PROBE
 
     def shape(self) -> tuple[Sequence[int], Sequence[int], int, int]:
-        """Shape of the draft. The first two values are per row: guesses along a path that were asked for, and that were found.
-        Then come the longest path, and the guesses of a row in the pass. A tree counts as many guesses as were asked for, since
-        their number follows the plan."""
+        """Guesses along a path that were asked for and that were found, by row. Then the longest path, and the guesses of a row
+        in the pass. A tree counts as many guesses as were asked for, since their number follows the plan."""
         tree, found, plan = self.tree, depths_of(self.tree), self.plan
         length = max(found)
         width = max(round(sum(found) / len(found)), min(length, 1))

@@ -16,26 +16,23 @@ class Tuning:
     memory: float = 200.0
     """Number of recent rounds that count in a cost, and in the acceptance rates shared by all requests."""
     prior_weight: float = 10.0
-    """Number of tests that a prior counts for. It is small, so that the first rounds of a request matter."""
+    """Number of tests that a prior counts for at first."""
     wider: float = 0.7
     """Assumed misses of an untested level with twice as many guesses, per miss of the present level."""
     run: int = 5
-    """Rounds that it takes to learn something: the present pace, or the cost of a length. As many plain rounds may be lost
-    before anything was gained. Savings are limited to three times as many."""
+    """Rounds that it takes to learn something. As many plain rounds may be lost before anything was gained."""
     outlier: float = 0.3
     """A single round changes a cost at most as if it had differed by this share."""
     optimism: float = 0.1
-    """Share by which a length that was never timed may be cheaper than its price, until rounds show how wrong prices are."""
+    """Share by which an untimed length may be cheaper than its price, until rounds show how wrong prices are."""
     margin: float = 0.05
-    """Share of its risk that a draft must be expected to gain. Also the share of the best speed that counts as equal."""
+    """Share of its risk that a draft must be expected to gain, and of the best speed that counts as equal."""
     thinking: float = 0.005
     """Share of the time that learning and planning may take."""
     dearest: float = 0.5
-    """Most plain rounds that one guess may be estimated to cost. Without a limit, one bad estimate could end all drafting, and
-    nothing would ever be measured again."""
+    """Most plain rounds that one guess may be estimated to cost. Otherwise one bad estimate could end all drafting."""
     calibration: tuple[int, ...] = (0, 1, 1, 0, 4, 4, 8, 8)
-    """Draft lengths of the first rounds where there are no prices. A length is skipped if half of it already takes two plain
-    rounds."""
+    """Draft lengths of the first rounds where there are no prices, up to where half of a length takes two plain rounds."""
 
 
 TUNING = Tuning()
@@ -52,15 +49,15 @@ class AdaptiveOptions:
     loss_share: float = 0.01
     """Share of the time that speculation may lose against plain decoding before it is suspended."""
     prior_acceptance: float = 0.7
-    """Acceptance rate assumed before any guess was tested. It counts for ten tests."""
+    """Acceptance rate assumed before any guess was tested. It counts for ten tests at first."""
     horizon: int = 50
     """Number of recent rounds of a request that count. A larger number is steadier, a smaller one follows the text faster."""
     num_tree_nodes: int | None = None
     """Guesses in all at the longest depth, for drafters that grow trees; as many as along one path if not given."""
 
     def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "horizon"):
-            check_count(name, vars(self)[name])
+        check_count("num_draft_tokens", self.num_draft_tokens)
+        check_count("horizon", self.horizon)
         check_nodes(self.num_tree_nodes)
         for name in ("probe_share", "loss_share"):
             check_between(name, vars(self)[name], 0, 0.5)
