@@ -271,8 +271,8 @@ def _raw() -> list[Case]:
         "two objects": b'{"prompt": "x"}{"prompt": "y"}',
     }
     large = json.dumps({"prompt": "x", "user": "y" * 5_000_000}).encode()
-    harmless = ("a mark at the beginning",)
-    made = [Case(f"body: {n}", COMPLETIONS, body, _EITHER if n in harmless else _REFUSED) for n, body in bodies.items()]
+    statuses = {"a mark at the beginning": _EITHER, "deep objects": (400, 413)}
+    made = [Case(f"body: {n}", COMPLETIONS, body, statuses.get(n, _REFUSED)) for n, body in bodies.items()]
     return [*made, Case("body: five megabytes", COMPLETIONS, large, (413,))]
 
 
