@@ -2,7 +2,7 @@
 
 ``load.py`` opens a model by name, and ``decoder.py`` is the plain decoder that every fast one is compared with.
 
-    rooms             native (CPU), gpu, attention: the fast passes; recurrent, heads, gguf, quantised, parallel: kinds of models
+    rooms             native (CPU), gpu, attention: fast passes; recurrent, heads, gguf, quantised, parallel: kinds of models
     opening           load, source, weight_files, checkpoint, info, dtypes, speed, peft_adapter, export_formats
     what a model is   config, config_parts, families, features, names
     the plain pass    decoder, decoder_weights, weights, layers, norms, rope, experts, latent, latent_weights, prefill, linear
