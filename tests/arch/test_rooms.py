@@ -93,9 +93,14 @@ def changes_of_self(method: ast.FunctionDef) -> Iterator[ast.Attribute]:
                 yield target
 
 
-def test_the_room_of_heads_says_where_each_file_belongs() -> None:
-    room = DRAFTERS / "heads"
-    guide = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+LARGE_ROOMS = ("core", "models", "server", "cli", "train", "bench", "drafters/heads")
+"""Rooms of many files, whose ``__init__.py`` says to a newcomer what each file is for."""
+
+
+@pytest.mark.parametrize("room", LARGE_ROOMS)
+def test_a_large_room_says_where_each_file_belongs(room: str) -> None:
+    folder = DRAFTERS.parent / room
+    guide = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     named = set(re.findall(r"\w+", guide))
-    missing = {path.stem for path in room.glob("*.py")} - named - {"__init__"}
-    assert not missing, f"drafters/heads/__init__.py does not say what these are: {sorted(missing)}"
+    missing = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
+    assert not missing, f"{room}/__init__.py does not say what these are: {sorted(missing)}"

@@ -1,1 +1,13 @@
-"""An OpenAI-compatible server on the engine: requests in over HTTP, rounds on one thread, tokens out as they are made."""
+"""An OpenAI-compatible server on the engine: requests in over HTTP, rounds on one thread, tokens out as they are made.
+
+A request goes through these files in this order.
+
+    the door          run, connections, guard, keys, quota, fairness, leaving: sockets, keys and limits
+    the routes        app, protocol, responses_protocol, tool_protocol, information, embeddings: what may be asked
+    to the engine     intake, messages, tools, parameters, grammars, trial, order: fields become requests
+    the engine        worker, errands, prompt_scores, learning, models: one thread runs the rounds of a model
+    the answer        service, answers, chat_answers, responses, transcript, failures, json_text: text goes back
+    what is told      metrics, goodput, logs, spans, audit: numbers and lines about all of it
+
+``settings.py`` holds every limit, ``tidy.py`` returns memory, and ``fleet/`` puts several engines behind one address.
+"""
