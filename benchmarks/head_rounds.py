@@ -1,12 +1,12 @@
 """What a round of heads costs on a CPU, and the speed that heads of a longer training would have there.
 
-What a round takes depends on a head's shape and not on its weights. So heads of any training are timed here with chains of four
-that every round drafts, beside plain decoding, in turns in one process. Seconds are those of the processor, of one thread.
-``projected`` multiplies rounds per second by the tokens per pass that heads of equal training steps brought on a GPU, behind
-the target's own text (``heads_equal_steps.json``). It is a product of two measurements, and no text was written at that speed.
+What a round takes depends on a head's shape and not on its weights. So heads without any training are timed here with chains
+of four that every round drafts, beside plain decoding, in turns in one process. Seconds are those of the processor, of one
+thread. ``projected`` multiplies rounds per second by the tokens per pass that heads of equal training steps brought on a GPU,
+behind the target's own text (``heads_equal_steps.json``). It is a product of two measurements, and no text was written at that
+speed.
 
-    python recipes/heads.py --stage train --smoke --text own.npy --steps 2 --kinds dspark,dflash,p-eagle,eagle3 --out build/two
-    python benchmarks/head_rounds.py --heads build/two/heads --seats 1,4 --json benchmarks/results/head_rounds.json
+    python benchmarks/head_rounds.py --seats 1,4 --json benchmarks/results/head_rounds.json
 """
 
 from __future__ import annotations
@@ -14,17 +14,34 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from seats import Bench, prompts_of
 
 from outrider.bench.provenance import keep_results
+from outrider.bundled import bundled_path
 from outrider.core.params import SamplingParams
+from outrider.models.heads import save_head
+from outrider.models.load import load_model
+
+import heads  # isort: skip  # pyright: ignore[reportMissingImports]: a recipe, whose folder ``seats`` adds to the path
 
 TRAINED = Path(__file__).parent / "results" / "heads_equal_steps.json"
+
+
+def untrained(folder: Path, kinds: Sequence[str]) -> Path:
+    """New heads of the sizes that ``recipes/heads.py`` trains, a folder for each kind."""
+    known, target = {**heads.HEADS, **heads.OTHERS}, load_model(bundled_path("target"), fast=False)
+    tokens = np.arange(target.vocab_size, dtype=np.int64)
+    for head in heads.new_heads(target, tokens, heads.full_recipe(), {kind: known[kind] for kind in kinds}):
+        save_head(head, folder / head.config.kind, notes={})
+    return folder
 
 
 def measure(bench: Bench, seats: int, *, num_tokens: int, rounds: int) -> list[dict[str, Any]]:
@@ -51,7 +68,6 @@ def measure(bench: Bench, seats: int, *, num_tokens: int, rounds: int) -> list[d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--heads", type=Path, required=True, help="folder with a folder for each kind")
     parser.add_argument("--kinds", default="dspark,dflash,p-eagle,eagle3")
     parser.add_argument("--seats", default="1,4")
     parser.add_argument("--tokens", type=int, default=48)
@@ -59,7 +75,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    bench, rows = Bench.bundled(args.heads, args.kinds.split(",")), list[dict[str, Any]]()
+    kinds, rows = args.kinds.split(","), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench.bundled(untrained(Path(folder), kinds), kinds)
     what = "rounds of heads on a CPU with fixed chains of four, and the speed that heads trained on a GPU would have there"
     for seats in map(int, args.seats.split(",")):
         rows += measure(bench, seats, num_tokens=args.tokens, rounds=args.rounds)
