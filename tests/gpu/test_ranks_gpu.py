@@ -147,10 +147,12 @@ def model_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     if kind == "gguf":
         monkeypatch.setattr(test_stored_gguf, "LARGE", test_stored_gguf.Shape(512, 768, 32, 4))
         return str(test_stored_gguf.model_file(folder, test_stored_gguf.Q4_K_M)), "stored"
+    if kind == "latents":
+        return str(test_packed_shares.latents_of(folder)), "bfloat16"
     return str(test_packed_shares.folder_of(folder, kind)), "stored"
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "experts", "int8", "int4", "gptq", "fp8-channel", "mxfp4", "gguf"])
+@pytest.mark.parametrize("kind", ["bfloat16", "experts", "latents", "int8", "int4", "gptq", "fp8-channel", "mxfp4", "gguf"])
 def test_kernels_of_two_ranks_on_one_device(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices of 16 bits and of few bits, experts too, by the fast kernels on gloo: the scores of one process up to the
     rounding of a sum, and speculative text that is plain text on the same ranks."""

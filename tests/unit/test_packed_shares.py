@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import test_stored_gguf
@@ -17,6 +18,7 @@ from quantised_checkpoints import quantise_folder
 from test_decoder_families import FAMILIES, make_checkpoint
 from test_gguf import write_gguf
 from test_shared_round import PAGE_LEN, InTurn, Turns
+from test_shares import LATENT
 from test_stored_gguf import Shape, model_file
 from torch import Tensor
 from triton_interpreter import DEVICE
@@ -34,7 +36,7 @@ from outrider.models.parallel.stored import packed_share, rounded_share
 from outrider.models.parallel.units import Units, units_of
 from outrider.models.quantised.gguf_planes import planes_of
 from outrider.models.share import Share
-from outrider.models.weights import SafetensorsFolder
+from outrider.models.weights import SafetensorsFolder, read_weights
 
 SIZE = 2
 GPU = torch.device("cuda")
@@ -60,8 +62,17 @@ def gguf_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model_file(folder, {"": "Q4_0", "attn_v": "Q8_0", "ffn_down": "Q5_1", "token_embd": "Q8_0"})
 
 
+def latents_of(folder: Path) -> Path:
+    """Latent attention with experts and an MLP beside them, in floats."""
+    changes = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "num_hidden_layers": 1, "attention_bias": False}
+    return Path(float_checkpoint(folder / "latents", model_type="deepseek_v3", mlp_bias=False, **{**LATENT, **changes}))
+
+
 def shares_of(path: Path, config: ModelConfig, units: Units) -> list[Weights]:
     shares = [Share(rank, SIZE, units.columns) for rank in range(SIZE)]
+    if config.latent is not None:
+        options: dict[str, Any] = {"dtype": torch.float32, "device": DEVICE}
+        return [read_weights(SafetensorsFolder(path), config, **options, share=share) for share in shares]
     return [packed_share(path, config, share, DEVICE, torch.float32) for share in shares]
 
 
@@ -107,12 +118,13 @@ def test_a_rounded_model_is_rounded_before_it_is_divided(tmp_path: Path, bits: i
     assert_parts(parts, whole, units.columns)
 
 
-@pytest.mark.parametrize("kind", ["gptq", "mxfp4", "gguf"])
+@pytest.mark.parametrize("kind", ["gptq", "mxfp4", "gguf", "latents"])
 def test_two_ranks_have_the_scores_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Kernels of GPUs on both ranks, in threads that meet at the sums, against the dequantised model."""
-    path = gguf_of(tmp_path, monkeypatch) if kind == "gguf" else folder_of(tmp_path, kind)
-    config = lean_config(path)
-    units = units_of(path, config, SIZE, "stored", GPU, fast=True)
+    path = gguf_of(tmp_path, monkeypatch) if kind == "gguf" else None
+    path = path or (latents_of(tmp_path) if kind == "latents" else folder_of(tmp_path, kind))
+    config, dtype = lean_config(path), "float32" if kind == "latents" else "stored"
+    units = units_of(path, config, SIZE, dtype, GPU, fast=True)
     turns, ranks = Turns(SIZE), list[FastDecoder]()
     for rank, weights in enumerate(shares_of(path, config, units)):
         joint = InTurn(turns, rank, [Share(other, SIZE).span(config.vocab_size) for other in range(SIZE)])

@@ -18,6 +18,9 @@ from outrider.models.joint import Joint
 from outrider.models.random_decoder import tiny_config, tiny_weights
 from outrider.models.share import Share
 
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 16, "v_head_dim": 12}
+LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2}
+LATENT |= {"n_group": 2, "topk_group": 1}
 FAMILIES = {
     "llama": {},
     "qwen3": {},
@@ -29,6 +32,8 @@ FAMILIES = {
     "stablelm": {"qk_layernorm": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v2": {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 1},
+    "deepseek_v3": {**LATENT, "attention_bias": True, "first_k_dense_replace": 1},
 }
 
 
@@ -97,7 +102,8 @@ def test_matrices_are_divided_and_nothing_is_lost(family: str) -> None:
     weights = tiny_weights(config)
     for layer in weights.layers:
         parts = [Share(rank, 2).layer(config, layer) for rank in range(2)]
-        for name in ("qkv", "out", "gate_up", "down"):
-            assert sum(vars(part)[name].numel() for part in parts) == vars(layer)[name].numel()
+        latents = ("query_up", "key_up", "value_up", "shared_gate_up", "shared_down")
+        for name in ("out", "gate_up", "down", *(("qkv",) if config.latent is None else latents)):
+            assert vars(layer)[name] is None or sum(vars(part)[name].numel() for part in parts) == vars(layer)[name].numel()
         for name in ("out_bias", "down_bias"):
             assert vars(parts[1])[name] is None, "a bias behind a sum is added once"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from divided import VOCAB, checkpoint, eagle3_heads
+from test_shares import LATENT
 from tiers import in_turn
 
 from outrider import LLM, OptionError, SamplingParams
@@ -164,11 +165,13 @@ def test_heads_that_cannot_be_divided_are_refused(folders: dict[str, str]) -> No
         LLM(folders["target"], method="plain", tensor_parallel=0)
 
 
-@pytest.mark.parametrize(("family", "options"), [("gemma2", {}), ("mixtral", {"page_len": 4})])
+@pytest.mark.parametrize(("family", "options"), [("gemma2", {}), ("mixtral", {"page_len": 4}), ("deepseek_v3", {})])
 def test_families_in_the_native_pass_and_in_pytorch(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
-    """Norms behind the sums (Gemma, in the native pass); experts, and keys in pages (Mixtral, in PyTorch)."""
+    """Norms behind the sums (Gemma, in the native pass); experts, and keys in pages (Mixtral, in PyTorch); latents that every
+    rank keeps, with an MLP beside experts (DeepSeek)."""
     changes = {"model_type": family, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}
     changes |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None} if family == "mixtral" else {}
+    changes |= LATENT if family == "deepseek_v3" else {}
     name = checkpoint(tmp_path / family, **changes)
     texts: list[list[list[int]]] = []
     for more in ({}, {"tensor_parallel": 2, **options}):

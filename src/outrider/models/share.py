@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.core.errors import OptionError
 from outrider.models.decoder_weights import STORED_ROWS, LayerWeights, RowTables
-from outrider.models.features import ModelConfig
+from outrider.models.features import Latent, ModelConfig
 from outrider.models.stored_rows import FILE_ROWS
 
 
@@ -39,11 +39,12 @@ class Share:
 
     def check(self, config: ModelConfig) -> None:
         """Refuse a model whose heads cannot be divided."""
-        if config.num_kv_heads % self.size:
-            valid = [str(n) for n in range(1, config.num_kv_heads + 1) if config.num_kv_heads % n == 0]
+        count, kind = (config.num_kv_heads, "key-value heads") if config.latent is None else (config.num_heads, "heads")
+        if count % self.size:
+            valid = [str(n) for n in range(1, count + 1) if count % n == 0]
             raise OptionError(
-                f"tensor_parallel = {self.size} does not divide the model's {config.num_kv_heads} key-value heads, and a head "
-                f"is not cut; use {', '.join(valid)}"
+                f"tensor_parallel = {self.size} does not divide the model's {count} {kind}, and a head is not cut; "
+                f"use {', '.join(valid)}"
             )
         if config.qk_norm and config.qk_norm_span == "whole":
             raise OptionError(
@@ -54,6 +55,7 @@ class Share:
     def config(self, config: ModelConfig) -> ModelConfig:
         """The share as a model config: fewer heads, a narrower MLP, part of the vocabulary."""
         heads, kv_heads = config.num_heads // self.size, config.num_kv_heads // self.size
+        kv_heads = kv_heads if config.latent is None else config.num_kv_heads  # every rank keeps the latents
         sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "mlp_size": self._columns(config.mlp_size)}
         experts = config.experts
         if experts is not None:
@@ -66,8 +68,7 @@ class Share:
 
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
         """This rank's part of a layer of the model with ``config``."""
-        q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        qkv, pair = (q_rows, kv_rows, kv_rows), (config.mlp_size,) * (2 if config.gated else 1)
+        pair = (config.mlp_size,) * (2 if config.gated else 1)
         inner = 0 if whole.router is None else 1  # experts stand in the first dimension
         beside = 0 if config.experts is None else config.experts.shared_size
         if inner and config.experts is not None:
@@ -75,9 +76,7 @@ class Share:
         unit = self.unit
         return replace(
             whole,
-            qkv=self._rows(whole.qkv, qkv),
-            qkv_bias=self._rows(whole.qkv_bias, qkv),
-            out=self._inputs(whole.out, self.span(q_rows), 1),
+            **(self._queries_and_keys(config, whole) if config.latent is None else self._latents(config, config.latent, whole)),
             out_bias=self._once(whole.out_bias),
             gate_up=self._rows(whole.gate_up, pair, inner, unit),
             gate_up_bias=self._rows(whole.gate_up_bias, pair, inner, unit),
@@ -89,6 +88,27 @@ class Share:
             shared_gate_up=self._rows(whole.shared_gate_up, (beside, beside), 0, unit),
             shared_down=None if whole.shared_down is None else self._inputs(whole.shared_down, self.span(beside, unit), 1),
         )
+
+    def _queries_and_keys(self, config: ModelConfig, whole: LayerWeights) -> dict[str, Tensor | None]:
+        q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return {
+            "qkv": self._rows(whole.qkv, (q_rows, kv_rows, kv_rows)),
+            "qkv_bias": self._rows(whole.qkv_bias, (q_rows, kv_rows, kv_rows)),
+            "out": self._inputs(whole.out, self.span(q_rows), 1),
+        }
+
+    def _latents(self, config: ModelConfig, latent: Latent, whole: LayerWeights) -> dict[str, Tensor | None]:
+        """Latents are whole on every rank, and so are their norms. What a head makes of them is its rank's."""
+        count, found = config.num_heads, dict[str, Tensor | None]()
+        for name, size in {"query_up": count * latent.query_dim, "key_up": count, "value_up": count}.items():
+            found[name] = self._rows(vars(whole)[name], (size,))
+        if latent.query_rank is None:
+            of_heads, shared = whole.qkv.tensor_split([count * latent.query_dim])
+            found["qkv"] = torch.cat((self.rows(of_heads), shared))
+            if whole.qkv_bias is not None:
+                of_heads, shared = whole.qkv_bias.tensor_split([count * latent.query_dim])
+                found["qkv_bias"] = torch.cat((self.rows(of_heads), shared))
+        return {**found, "out": self._inputs(whole.out, self.span(count * latent.value_dim), 1)}
 
     def _inputs(self, matrix: Tensor, span: tuple[int, int], dim: int) -> Tensor:
         """These inputs of a matrix, which stand in dimension ``dim``."""
