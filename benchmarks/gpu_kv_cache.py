@@ -5,7 +5,8 @@
 The weights are those of the bundled target in Llama-3-8B's shapes (recipes/inflate.py). Three decoders share them, and differ
 in the storage of their keys alone. All of them take turns, in one process. ``attention`` is one layer's, in microseconds.
 ``pass`` is a captured pass of the whole model, in milliseconds. A shape is rows x nodes, where more than one node is a tree of
-sixteen. ``texts`` are requests as ``LLM.generate`` runs them: the rate after the first token. ``pages`` fit into 40 GB.
+sixteen. Of each, the quartiles and the
+median are kept. ``texts`` are requests behind 15,000 tokens, as ``LLM.generate`` runs them: the rate after the first token.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 from outrider.models.gpu.stream import Step  # noqa: E402
 
 SHAPES = ((1, 1), (1, 16), (8, 1), (8, 16))
-GIGABYTES, NEW = 40, 64
+GIGABYTES, PROMPT, NEW = 40, 15_000, 64
 PARENTS = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 7, 7, 9, 5, 3, 6, 9]
 """A tree of sixteen nodes, as best-first drafting makes them."""
 
@@ -92,8 +93,8 @@ def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def in_turns(graphs: dict[str, torch.cuda.CUDAGraph], repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each: the median, and the quartiles."""
+def in_turns(graphs: dict[str, torch.cuda.CUDAGraph], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each: the first quartile, the median and the third."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(repeats + 2):
         for name, graph in graphs.items():
@@ -104,9 +105,7 @@ def in_turns(graphs: dict[str, torch.cuda.CUDAGraph], repeats: int) -> dict[str,
             end.synchronize()
             if turn >= 2:
                 times[name].append(begin.elapsed_time(end))
-    return {
-        name: dict(zip(("low", "median", "high"), statistics.quantiles(each, n=4), strict=True)) for name, each in times.items()
-    }
+    return {name: statistics.quantiles(each, n=4) for name, each in times.items()}
 
 
 def rows_of(targets: dict[str, FastDecoder], contexts: list[int], most_rows: int) -> Iterator[dict[str, Any]]:
@@ -134,12 +133,12 @@ def rows_of(targets: dict[str, FastDecoder], contexts: list[int], most_rows: int
             del held, looks, passes
             row: dict[str, Any] = {"context": context, "rows": num_rows, "nodes": num_nodes}
             for name in targets:
-                row[f"attention {name}, microseconds"] = {k: round(1e3 * v / layers, 2) for k, v in attention[name].items()}
-                row[f"pass {name}, milliseconds"] = {k: round(v, 3) for k, v in whole[name].items()}
+                row[f"attention {name}, us"] = [round(1e3 * time / layers, 2) for time in attention[name]]
+                row[f"pass {name}, ms"] = [round(time, 3) for time in whole[name]]
             yield row
 
 
-def texts_of(targets: dict[str, FastDecoder], context: int, repeats: int) -> dict[str, Any]:
+def texts_of(targets: dict[str, FastDecoder], context: int, repeats: int) -> dict[str, list[float]]:
     """Tokens per second of one request behind a long prompt, plain, after its first token."""
     params, rates = SamplingParams(max_tokens=NEW, ignore_eos=True), dict[str, list[float]]()
     all_rounds = {name: Rounds(target) for name, target in targets.items()}
@@ -153,8 +152,7 @@ def texts_of(targets: dict[str, FastDecoder], context: int, repeats: int) -> dic
             first, last = stamps[0], stamps[-1]
             if turn:  # the first compiles and captures
                 rates.setdefault(name, []).append(sum(count for _, count in stamps[1:]) / (last[0] - first[0]))
-    found = {f"{name}, tokens per second": [round(rate, 1) for rate in each] for name, each in rates.items()}
-    return {"texts behind a prompt of": context, **found}
+    return {name: [round(rate, 1) for rate in each] for name, each in rates.items()}
 
 
 def main() -> None:
@@ -165,28 +163,29 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     began = time.perf_counter()
-    targets = opened(max(arguments.contexts) + 512, arguments.rows)
+    targets = opened(max(PROMPT, *arguments.contexts) + 512, arguments.rows)
     sizes = {name: target.pool.page_bytes for name, target in targets.items()}
     page_len = targets["auto"].page_len
-    rows: list[dict[str, Any]] = [
-        {
-            "storage": name,
-            "bytes per token": size // page_len,
-            f"pages of {page_len} tokens in {GIGABYTES} GB": GIGABYTES * 10**9 // size,
-            "pages, times those of 16 bits": round(sizes["auto"] / size, 3),
+    storages = {
+        name: {
+            "bytes of a token": size // page_len,
+            f"pages in {GIGABYTES} GB": GIGABYTES * 10**9 // size,
+            "times": round(sizes["auto"] / size, 2),
         }
         for name, size in sizes.items()
-    ]
-    for row in rows:
-        print(row, flush=True)
+    }
+    print(storages, flush=True)
+    rows = list[dict[str, Any]]()
     for row in rows_of(targets, arguments.contexts, arguments.rows):
         rows.append(row)
         print(f"{time.perf_counter() - began:.0f} s", row, flush=True)
-    if arguments.texts:
-        rows.append(texts_of(targets, min(15_000, max(arguments.contexts)), arguments.texts))
-        print(f"{time.perf_counter() - began:.0f} s", rows[-1], flush=True)
-    what = "keys and values in 16 bits, FP8 and int8: Llama-3-8B shapes, attention and passes behind long contexts, in turns"
-    keep_results(arguments.json, what, rows, script="benchmarks/gpu_kv_cache.py")
+    texts = texts_of(targets, PROMPT, arguments.texts) if arguments.texts else {}
+    print(f"{time.perf_counter() - began:.0f} s", texts, flush=True)
+    what = (
+        "keys and values in 16 bits, FP8 and int8: Llama-3-8B shapes, attention of a layer and whole passes behind long "
+        "contexts, in turns; first quartile, median, third"
+    )
+    keep_results(arguments.json, what, rows, script="benchmarks/gpu_kv_cache.py", storages=storages, texts=texts)
 
 
 if __name__ == "__main__":

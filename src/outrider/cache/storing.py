@@ -32,6 +32,7 @@ def stored_in(target: AnyTarget, storage: KeyStorage) -> AnyTarget:
     """The target, with keys and values stored so; refused by name where it cannot."""
     if storage.is_rounded:
         if not isinstance(target, StoringTarget):
-            raise not_available(storage, f"{type(target).__name__} keeps keys in a cache of its own")
+            why = f"{type(target).__name__} stores keys in the model's own type alone (fast=False may take a decoder that can)"
+            raise not_available(storage, why)
         target.store_keys(storage)
     return target

@@ -1,8 +1,8 @@
 """How a cache stores the numbers of keys and values: in the model's own type, or rounded to 8 bits with a scale.
 
-A scale belongs to one token and one key head of one layer. So a stored key depends on nothing but the key itself: no other
-token, row or pass changes it, and what a node of a tree stores is what plain decoding stores for the same token. Keys that
-the current pass has made are read back from the cache like all others, so nobody ever sees them unrounded.
+A scale belongs to one token and one key head of one layer. So a stored key depends on nothing but the key itself. No other
+token, row or pass changes it. A node of a tree stores what plain decoding stores for the same token. Keys that the current
+pass has made are read back from the cache like all others, so nobody ever sees them unrounded.
 
     scale = max |x| / largest,      code = round(x / scale),      x' = code * scale
 """

@@ -103,8 +103,8 @@ def _kv_cache(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> 
     if config.latent is not None:
         return f"{own}; latents stay in the model's own type"
     coded = numbers + 4 * numbers // config.head_dim
-    fp8 = "" if cpu_missing(config) or not can_build() else " (fp8 not by the native pass of a CPU)"
-    return f"{own}; {coded:,} with kv_cache='int8' or 'fp8', which change scores a little{fp8}"
+    native = "" if cpu_missing(config) else "; not in the native pass of a CPU"
+    return f"{own}; {coded:,} with kv_cache='int8' or 'fp8', which change scores a little{native}"
 
 
 def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: Callable[[ModelConfig], list[str]]) -> str:

@@ -60,13 +60,12 @@ def load_model(
     ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
     length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires
     scores that do not depend on what shares a pass (``models.gpu.NUMERICS``). ``page_len`` keeps keys and values in pages
-    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder). ``kv_cache`` "fp8" or "int8"
-    stores them in 8 bits with a scale per token and key head (``core/key_storage.py``), which changes scores a little."""
+    of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder). ``kv_cache`` "fp8" or
+    "int8" stores them in 8 bits (``core/key_storage.py``), which changes scores a little."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
     check_numerics(numerics)
-    storage = storage_named(kv_cache)
-    place = device_of(device)
+    storage, place = storage_named(kv_cache), device_of(device)
     if page_len < 0 or page_len & (page_len - 1):
         raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 to leave it to the device")
     speed = _speed(fast, numerics, dtype, page_len)
@@ -265,8 +264,7 @@ def decoder_of(
     config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int, kv_cache: str
 ) -> LayeredTarget:
     """The decoder that ``load_model`` would choose, for weights in memory."""
-    storage = storage_named(kv_cache)
-    return stored_in(_of_weights(config, weights, _speed(fast, numerics, dtype, page_len)), storage)
+    return stored_in(_of_weights(config, weights, _speed(fast, numerics, dtype, page_len)), storage_named(kv_cache))
 
 
 def _speed(fast: bool, numerics: str, dtype: str | None, page_len: int) -> Speed:

@@ -1,7 +1,7 @@
 """Tiles of keys and values in memory, which holds numbers of the model's type or codes of 8 bits with scales.
 
-Codes are widened to the type of the queries, which holds each of them exactly. A scale belongs to a token and a key head, so it
-multiplies a score, or a weight before the values are added up: a number per key instead of one per dimension.
+Codes are widened to the type of the queries, which holds each of them exactly. A scale belongs to a token and a key head. So it
+multiplies a score, or a weight before the values are added up. That is one product per key instead of one per dimension.
 
     s = (q . codes) scale_k,      o = sum (p scale_v) codes          (``core/key_storage.py``)
 """

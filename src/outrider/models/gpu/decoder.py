@@ -81,8 +81,7 @@ class FastDecoder(LayeredTarget, PlacingTarget, StoringTarget):
         config, weights = with_wider_heads(config, weights, head_dim_for(config))
         self.config, self.numerics, self.joint = config, numerics, joint
         self.vocab_size, self.max_len, self.num_layers = config.vocab_size, config.max_len, config.num_layers
-        self.device, self.dtype = weights.embedding.device, weights.dtype
-        self.weights = matrices_of(weights, bits)
+        self.device, self.dtype, self.weights = weights.embedding.device, weights.dtype, matrices_of(weights, bits)
         self.traits = TargetTraits(is_invariant=numerics == "invariant", can_be_captured=joint.is_wired)
         self.pool = pool_for(config, self.dtype, self.device, page_len=page_len)
         sizes: dict[str, Any] = {"context_len": config.max_len, "dtype": self.dtype, "device": self.device}
@@ -123,12 +122,10 @@ class FastDecoder(LayeredTarget, PlacingTarget, StoringTarget):
     @property
     def room(self) -> int:
         """Number of tokens that its pages hold."""
-        hold_enough(self.pool, longest=self.most_slots)
-        return self.pool.num_pages * self.page_len
+        return hold_enough(self.pool, longest=self.most_slots).num_pages * self.page_len
 
     def new_cache(self, batch_size: int) -> PagedCache:
-        hold_enough(self.pool, longest=self.most_slots)
-        return PagedCache.empty(self.pool, batch_size)
+        return PagedCache.empty(hold_enough(self.pool, longest=self.most_slots), batch_size)
 
     def prefill(self, rows: Sequence[Sequence[int]], cache: Cache, *, taps: Sequence[int] = ()) -> Mapping[int, list[Tensor]]:
         assert isinstance(cache, PagedCache), "a FastDecoder works on the caches it made"

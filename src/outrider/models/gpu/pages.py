@@ -45,11 +45,12 @@ def rows_in(flat: Tensor, batch_size: int, page_len: int) -> Rows:
     return Rows(flat[:batch_size], flat[_begin(batch_size) :].view(batch_size, -1), page_len)
 
 
-def hold_enough(pool: PagePool, *, longest: int, beside: int = 0, share: float = _SHARE) -> None:
-    """Make the pages of a pool that has none yet: as many as fit, for texts of at most ``longest`` tokens. ``beside`` are bytes
-    that others need for every page."""
+def hold_enough(pool: PagePool, *, longest: int, beside: int = 0, share: float = _SHARE) -> PagePool:
+    """The pool. If it has no pages yet, they are made: as many as fit, for texts of at most ``longest`` tokens. ``beside`` are
+    bytes that others need for every page."""
     device = pool.block.device
     if pool.num_pages == 0 and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         wanted = min(_MOST_ROWS * longest, _MOST_TOKENS)
         pool.hold(min(pool.pages_for(wanted), int(free * share) // (pool.page_bytes + beside)))
+    return pool
