@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from default_policy import useless_draft
 
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import keep_results
 from outrider.bench.stats import ratio_of
 from outrider.bench.suites import Encoder, Suite, load_suites
+from outrider.bundled import bundled_path
 from outrider.conversation import Conversation
 from outrider.core.errors import OutriderError
 from outrider.core.method import Method
@@ -146,10 +148,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the table goes, after every repetition")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    llm, what = (
-        LLM(args.model, draft=args.draft),
-        f"methods and a session's memory on the suites {args.suites.replace(',', ', ')}",
-    )
+    llm = LLM(args.model, draft=useless_draft(bundled_path("draft")) if args.draft == "useless" else args.draft)
+    what = f"methods and a session's memory on the suites {args.suites.replace(',', ', ')}"
     suites, methods, talk = load_suites(args.suites.split(",")), methods_of(llm, args.methods), Conversation(llm)
     counted = {suite.name: {name: Counted() for name in (*methods, MEMORY)} for suite in suites}
     for number in range(args.rounds):

@@ -15,7 +15,7 @@ import itertools
 import json
 import platform
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -141,6 +141,15 @@ def ranks(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def report(name: str, arguments: argparse.Namespace, **measurements: Callable[[LLM, argparse.Namespace], Any]) -> None:
+    """Measure on one thread and print one JSON document."""
+    torch.set_num_threads(1)
+    llm = LLM(arguments.model, method="plain", dtype="float32", max_batch_size=1)
+    result: dict[str, Any] = {"benchmark": name, "arguments": vars(arguments)}
+    result["where"] = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    print(json.dumps(result | {key: measure(llm, arguments) for key, measure in measurements.items()}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a folder, a hub name or a GGUF file; the bundled target if not given")
@@ -149,12 +158,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--ranks", action="store_true", help="measure rank acceptance instead")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    llm = LLM(arguments.model, method="plain", dtype="float32", max_batch_size=1)
-    result: dict[str, Any] = {"benchmark": "parallel_guessing", "arguments": vars(arguments)}
-    result["where"] = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    result["ranks" if arguments.ranks else "methods"] = (ranks if arguments.ranks else compare)(llm, arguments)
-    print(json.dumps(result))
+    report("parallel_guessing", arguments, **({"ranks": ranks} if arguments.ranks else {"methods": compare}))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ The last line is one JSON document.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from parallel_guessing import params, prompts, row_of
+from parallel_guessing import params, prompts, report, row_of
 
 from outrider import LLM, Method, SamplingParams
 from outrider.api import RequestOutput
@@ -171,12 +169,7 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="measure exits and skip sets instead")
     parser.add_argument("--trials", type=int, default=200, help="skip sets tried per search")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    llm = LLM(arguments.model, method="plain", dtype="float32", max_batch_size=1)
-    result: dict[str, Any] = {"benchmark": "self_drafting", "arguments": vars(arguments)}
-    result["where"] = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    result["parts" if arguments.parts else "methods"] = (parts if arguments.parts else compare)(llm, arguments)
-    print(json.dumps(result))
+    report("self_drafting", arguments, **({"parts": parts} if arguments.parts else {"methods": compare}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ another one, so that nothing is downloaded.
 
 Where there is an emulator (``qemu-x86_64``, ``qemu-aarch64``), processors of several kinds are asked which library they choose,
 and what a small model says on each set that they have (``pass_check.cpp``). ``--own LIBRARY`` adds a library that was compiled
-on such a machine: a set with the same name finds the same bits. A wheel of another machine is checked in this way alone.
+on such a machine: a set with the same name finds the same bits.
+
+``--userland DIR`` names the root folder of another machine's Debian, which ``scripts/userland.py`` makes. The wheel is
+installed there by pip, and the whole demo runs in the emulator, where there is no compiler either.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+from userland import PACKAGES, run_inside
 
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "outrider" / "models" / "native"
@@ -71,6 +76,21 @@ def check_emulated(wheel: Path, work: Path, machine: str, own: list[Path]) -> No
             assert digests.setdefault(name, digest) == digest, f"{name} finds other bits on {processor}"
 
 
+def check_userland(wheel: Path, folder: Path) -> None:
+    """Install the wheel in another machine's userland, where pip reads its tag, and run the demo there without a compiler."""
+    place, inside = folder / "root" / wheel.name, f"/root/{wheel.name}"
+    shutil.copy(wheel, place)
+    run_inside(folder, ["rm", "-rf", "/root/venv", "/root/cache"])
+    run_inside(folder, ["python3", "-m", "venv", "/root/venv"])
+    run_inside(folder, ["/root/venv/bin/pip", "install", "--quiet", "--no-deps", "--no-compile", inside])
+    site = next((folder / "root" / "venv" / "lib").glob("python*/site-packages"))
+    (site / "lent.pth").write_text(f"/{PACKAGES}\n")
+    environment = {"PATH": "/root/venv/bin:/usr/bin:/bin", "OUTRIDER_CACHE": "/root/cache", "PYTHONDONTWRITEBYTECODE": "1"}
+    threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+    for command in (["python", "-c", _NATIVE], ["outrider", "--version"], ["outrider", "demo"]):
+        run_inside(folder, command, **environment, **threads)
+
+
 def machine_of(wheel: Path) -> str:
     """The machine in a wheel's tag: the end of ``manylinux_2_34_x86_64``."""
     return next(name for name in ("x86_64", "aarch64") if wheel.stem.endswith(name))
@@ -81,6 +101,7 @@ def main() -> int:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--packages", type=Path, metavar="DIR", help="site-packages of another environment to lend")
     parser.add_argument("--own", type=Path, nargs="*", default=[], metavar="LIBRARY", help="made on a machine, to compare with")
+    parser.add_argument("--userland", type=Path, metavar="DIR", help="another machine's root folder, of scripts/userland.py")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         is_home = (machine := machine_of(arguments.wheel)) == platform.machine()
@@ -90,6 +111,9 @@ def main() -> int:
         if not is_home or shutil.which(f"qemu-{machine}"):
             check_emulated(arguments.wheel, Path(work), machine, arguments.own)
             print(f"the libraries of {arguments.wheel.name} run in an emulator")
+    if arguments.userland:
+        check_userland(arguments.wheel, arguments.userland)
+        print(f"the demo of {arguments.wheel.name} runs in an emulated {machine} without a compiler")
     return 0
 
 

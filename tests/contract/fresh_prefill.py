@@ -8,7 +8,8 @@ import torch
 
 from outrider.cache.slots import LayeredCache
 from outrider.core.interfaces import Cache, Target
-from outrider.core.request import RequestState
+from outrider.core.request import Request, RequestState
+from outrider.engine.step import Engine
 
 
 def assert_fresh(model: Target, cache: Cache, rows: Sequence[RequestState], *, most_lag: int = 0) -> None:
@@ -25,3 +26,12 @@ def assert_fresh(model: Target, cache: Cache, rows: Sequence[RequestState], *, m
         for layer in range(model.num_layers):
             for mine, other in zip(cache.entries(layer), fresh.entries(layer), strict=True):
                 torch.testing.assert_close(mine[row, :, :used], other[row, :, :used], atol=1e-5, rtol=1e-5)
+
+
+def assert_always_fresh(engine: Engine, requests: Sequence[Request]) -> None:
+    """After every commit of these requests, the target's cache is that of a fresh prefill."""
+    batch = engine.start(list(requests))
+    while batch.rows:
+        engine.step(batch)
+        assert_fresh(engine.target, batch.cache, batch.rows)
+        batch = batch.without_finished()

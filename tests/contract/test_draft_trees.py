@@ -178,6 +178,18 @@ def emitted(drafter: Drafter, rule: AcceptanceRule, *, first_seed: int) -> torch
     return run[:, :LENGTH]
 
 
+def assert_law(drafter: Drafter, rule: AcceptanceRule) -> None:
+    """The texts of many rounds are distributed as the target's, by a chi-square test."""
+    counts = torch.zeros(SIZE**LENGTH)
+    for number in range(ROUNDS):
+        texts = emitted(drafter, rule, first_seed=10**6 * (number + 1))
+        codes = (texts * SIZE ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
+        counts += torch.bincount(codes, minlength=len(counts))
+    expected = law_of_texts() * BATCH * ROUNDS
+    chi_square, freedom = float(((counts - expected) ** 2 / expected).sum()), len(counts) - 1
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
+
+
 SAMPLED_TREES = [
     ("static without replacement", Recursive),
     ("static without replacement", Traversal),
@@ -192,11 +204,4 @@ SAMPLED_TREES = [
 @pytest.mark.parametrize(("name", "rule"), SAMPLED_TREES)
 def test_sampled_trees_keep_the_law(name: str, rule: type[AcceptanceRule]) -> None:
     """The rules are proved by enumeration; this is about what the drafters really draw, and hand on as q."""
-    drafter, counts = DRAFTERS[name](Markov(Q), SIZE), torch.zeros(SIZE**LENGTH)
-    for number in range(ROUNDS):
-        texts = emitted(drafter, rule(), first_seed=10**6 * (number + 1))
-        codes = (texts * SIZE ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
-        counts += torch.bincount(codes, minlength=len(counts))
-    expected = law_of_texts() * BATCH * ROUNDS
-    chi_square, freedom = float(((counts - expected) ** 2 / expected).sum()), len(counts) - 1
-    assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
+    assert_law(DRAFTERS[name](Markov(Q), SIZE), rule())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_prefill import assert_fresh
+from fresh_prefill import assert_always_fresh
 from tiers import repeats
 from tiny_heads import random_heads
 from tiny_pair import VOCAB, tiny_model
@@ -216,12 +216,8 @@ class _ClampedVocab(Target):
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, make, name: str) -> None:
-    engine = Engine(target, make(name))
-    batch = engine.start([Request(p, SamplingParams(max_tokens=8, ignore_eos=True)) for p in PROMPTS[2:5]])
-    while batch.rows:
-        engine.step(batch)
-        assert_fresh(target, batch.cache, batch.rows)
-        batch = batch.without_finished()
+    requests = [Request(p, SamplingParams(max_tokens=8, ignore_eos=True)) for p in PROMPTS[2:5]]
+    assert_always_fresh(Engine(target, make(name)), requests)
 
 
 @pytest.mark.parametrize("name", COUPLED_ROWS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fresh_prefill import assert_fresh
+from fresh_prefill import assert_always_fresh
 from tiny_pair import VOCAB, tiny_model
 
 from outrider.acceptance import Coupled, Delta
@@ -106,12 +106,8 @@ def test_same_seed_same_text(target, plain, name: str, depth: int, nodes: int, c
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, name: str) -> None:
-    engine = Engine(target, method_of(name, target))
-    batch = engine.start([Request(p, SamplingParams(max_tokens=16, ignore_eos=True)) for p in PROMPTS[2:6]])
-    while batch.rows:
-        engine.step(batch)
-        assert_fresh(target, batch.cache, batch.rows)
-        batch = batch.without_finished()
+    requests = [Request(p, SamplingParams(max_tokens=16, ignore_eos=True)) for p in PROMPTS[2:6]]
+    assert_always_fresh(Engine(target, method_of(name, target)), requests)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import check
-from fresh_prefill import assert_fresh
+from fresh_prefill import assert_always_fresh
 from markov import Markov
 from test_methods import EVERYTHING, SAMPLED
 from thinned import LAYERS, VOCAB, thinned_model
@@ -125,12 +125,8 @@ def test_rules_for_sampled_guesses_are_greedy_exact(target, expected, name: str,
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_cache_after_every_commit_is_that_of_a_fresh_prefill(target, name: str) -> None:
-    engine = Engine(target, method_of(name, target))
-    batch = engine.start([Request(p, SamplingParams(max_tokens=9, ignore_eos=True)) for p in PROMPTS[2:6]])
-    while batch.rows:
-        engine.step(batch)
-        assert_fresh(target, batch.cache, batch.rows)
-        batch = batch.without_finished()
+    requests = [Request(p, SamplingParams(max_tokens=9, ignore_eos=True)) for p in PROMPTS[2:6]]
+    assert_always_fresh(Engine(target, method_of(name, target)), requests)
 
 
 def propose(target: LayeredTarget, method: Method, plan: Plan, *, temperature: float = 0.0) -> tuple[Draft, Context]:

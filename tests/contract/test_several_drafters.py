@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pytest
 import torch
 from markov import Markov
-from test_draft_trees import BATCH, LENGTH, ROUNDS, SIZE, Q, emitted, law_of_texts
+from test_draft_trees import SIZE, Q, assert_law, emitted
 from test_rules_exact import EXACT, TREES
 from test_rules_vectorised import case_of, row_verdict
 from toy_laws import (
@@ -143,14 +142,7 @@ def test_sampled_trees_of_two_models_keep_the_law(branching: tuple[int, ...]) ->
     """The rule is proved above; this is about what the drafter really draws, and hands on as q."""
     models = [Markov(Q), Markov(OTHER)]
     drafter = MultiDraft(models, DraftTreeOptions(branching), vocab_size=SIZE, draws=BEAM)
-    counts = torch.zeros(SIZE**LENGTH)
-    for number in range(ROUNDS):
-        texts = emitted(drafter, Recursive(), first_seed=10**6 * (number + 1))
-        codes = (texts * SIZE ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
-        counts += torch.bincount(codes, minlength=len(counts))
-    expected = law_of_texts() * BATCH * ROUNDS
-    chi_square, freedom = float(((counts - expected) ** 2 / expected).sum()), len(counts) - 1
-    assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
+    assert_law(drafter, Recursive())
 
 
 def test_models_are_asked_no_deeper_than_they_draw() -> None:

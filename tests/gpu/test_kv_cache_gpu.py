@@ -11,6 +11,13 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+from invariance import (
+    PROMPTS,
+    assert_nodes_score_as_their_paths,
+    assert_scores_do_not_depend_on_the_pass,
+    assert_text_does_not_depend_on_how_prompts_are_cut,
+)
+
 from outrider import LLM, SamplingParams
 from outrider.cache.page_pool import LayerPages
 from outrider.core.key_storage import FP8, STORAGES, KeyStorage
@@ -23,7 +30,6 @@ from outrider.models.attention.tree_triton import attend_tree, pack_words, rotat
 from outrider.models.gpu.decoder import FastDecoder
 
 NAMES = ["fp8", "int8"] if torch.cuda.get_device_capability() >= (8, 9) else ["int8"]
-PROMPTS = ["Once upon a time", "Tom and Lily went to the park. Tom and Lily", "One day, a girl named Mia found", "The old man"]
 PARAMS = [SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=0.8, seed=7)]
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("draft-model", {"num_draft_tokens": 3}),
@@ -98,38 +104,13 @@ def test_attention_over_codes_is_that_over_their_numbers(name: str, num_nodes: i
 @pytest.mark.parametrize("length", [60, 250, 300, 1500])
 def test_a_node_of_a_tree_scores_as_plain_decoding_of_its_path(llm: LLM, length: int) -> None:
     """Bit for bit: keys of the pass itself are read rounded, like those that were committed before."""
-    target, draw = llm.target, torch.Generator().manual_seed(length)
-    prompt = [(place * 37) % 4000 + 5 for place in range(length)]
     for num_nodes in (20, 40):
-        parents = [-1, *(int(torch.randint(0, node, (), generator=draw)) for node in range(1, num_nodes))]
-        tokens = [(node * 91) % 4000 + 5 for node in range(num_nodes)]
-        tree = TokenTree.of_rows([(tokens, parents)], target.device)
-        cache = target.new_cache(1)
-        target.prefill([prompt], cache)
-        whole = target.score(tree, cache).logits[0]
-        for node in range(1, num_nodes, 6):
-            alone = target.new_cache(1)
-            target.prefill([prompt], alone)
-            one = whole[0]
-            for step in (0, *tree.path(0, node)):
-                one = target.score(TokenTree.chain(tree.tokens[:, step : step + 1]), alone).logits[0, 0]
-                alone.commit([[0]])
-            assert torch.equal(one, whole[node]), node
+        assert_nodes_score_as_their_paths(llm.target, length, num_nodes=num_nodes, every=6)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 16, 64])
 def test_scores_do_not_depend_on_what_shares_the_pass(llm: LLM, num_nodes: int) -> None:
-    target, prompt = llm.target, [5, 6, 7, 8, 9] * 60
-    tokens = [(i * 91) % 4000 for i in range(num_nodes)]
-    cache = target.new_cache(2)
-    target.prefill([prompt, prompt[:17]], cache)
-    whole = target.score(TokenTree.chain(torch.tensor([tokens, tokens], device="cuda")), cache).logits[0]
-    alone = target.new_cache(1)
-    target.prefill([prompt], alone)
-    for node in range(min(num_nodes, 12)):
-        one = target.score(TokenTree.chain(torch.tensor([[tokens[node]]], device="cuda")), alone).logits[0, 0]
-        alone.commit([[0]])
-        assert torch.equal(one, whole[node]), node
+    assert_scores_do_not_depend_on_the_pass(llm.target, num_nodes)
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
@@ -147,18 +128,7 @@ def test_speculation_says_what_plain_decoding_says(
 
 @pytest.mark.parametrize(("name", "options"), [("plain", {}), METHODS[0], METHODS[4]], ids=["plain", "chains", "trees"])
 def test_prompts_read_inside_rounds_say_the_same(llm: LLM, name: str, options: dict[str, Any]) -> None:
-    """More requests than slots, of 2 to 300 tokens: whoever comes later is read inside the rounds of the others."""
-    words = llm.codec.encode(" ".join(PROMPTS) + " ") * 12
-    prompts = [words[start : start + size] for start, size in enumerate((2, 300, 33, 65, 7, 150, 32, 34, 90, 3, 210, 64))]
-    params = [SamplingParams(max_tokens=9 + 5 * (n % 4), temperature=0.8 * (n % 2), seed=n) for n in range(len(prompts))]
-    plain = llm.compose("plain")
-    expected = [llm.generate(p, q, method=plain, trace=True)[0].token_ids for p, q in zip(prompts, params, strict=True)]
-    llm.max_batch_size, old = 4, llm.max_batch_size
-    try:
-        got = llm.generate(prompts, params, method=llm.compose(name, **options))
-    finally:
-        llm.max_batch_size = old
-    assert [o.token_ids for o in got] == expected
+    assert_text_does_not_depend_on_how_prompts_are_cut(llm, name, options)
 
 
 def test_requests_that_outgrow_the_pages_wait_and_say_the_same(llm: LLM) -> None:

@@ -19,6 +19,7 @@ from outrider import LLM, SamplingParams
 from outrider.core.interfaces import Target
 from outrider.core.report import Progress
 from outrider.core.request import Request
+from outrider.core.tree import TokenTree
 from outrider.cuda_graphs import Rounds
 from outrider.methods import compose
 from outrider.models.load import load_model
@@ -125,5 +126,44 @@ def test_two_ranks_on_one_device_write_the_text_of_one(method: str, tmp_path: Pa
                 for llm in (one, two)
             ]
             assert texts[0] == texts[1]
+    finally:
+        two.target.team.close()
+
+
+WHOLE_GROUPS = {"attention_bias": False, "mlp_bias": False, "hidden_size": 256, "num_attention_heads": 16}
+WHOLE_GROUPS |= {"intermediate_size": 768, "num_key_value_heads": 4}
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+
+
+def model_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """A model, and the type in which it is opened. In the GGUF file ranks have different numbers of columns."""
+    import test_packed_shares
+    import test_stored_gguf
+
+    if kind in ("int8", "int4", "bfloat16"):
+        return checkpoint(folder / "floats", **WHOLE_GROUPS), kind
+    if kind == "experts":
+        return checkpoint(folder / "experts", **WHOLE_GROUPS, **EXPERTS), "bfloat16"
+    if kind == "gguf":
+        monkeypatch.setattr(test_stored_gguf, "LARGE", test_stored_gguf.Shape(512, 768, 32, 4))
+        return str(test_stored_gguf.model_file(folder, test_stored_gguf.Q4_K_M)), "stored"
+    return str(test_packed_shares.folder_of(folder, kind)), "stored"
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "experts", "int8", "int4", "gptq", "fp8-channel", "mxfp4", "gguf"])
+def test_kernels_of_two_ranks_on_one_device(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of 16 bits and of few bits, experts too, by the fast kernels on gloo: the scores of one process up to the
+    rounding of a sum, and speculative text that is plain text on the same ranks."""
+    path, dtype = model_of(kind, tmp_path, monkeypatch)
+    options: dict[str, Any] = {"dtype": dtype, "device": "cuda", "numerics": "invariant", "method": "prompt-lookup"}
+    one, two = LLM(path, **options), LLM(path, **options, tensor_parallel=2)
+    assert isinstance(two.target, ParallelTarget) and two.target.traits.is_invariant
+    try:
+        chain = TokenTree.chain(torch.arange(5, 25, device="cuda")[None], [20])
+        mine, theirs = (llm.target.score(chain, llm.target.new_cache(1)).logits for llm in (two, one))
+        assert ((mine - theirs).norm(dim=-1) / theirs.norm(dim=-1)).median() < 0.03, "a few nodes may take another expert"
+        for sampler in ("greedy", "seeded"):
+            outputs = [two.generate(PROMPTS, SAMPLERS[sampler], method=name) for name in ("plain", "prompt-lookup")]
+            assert [list(out.token_ids) for out in outputs[0]] == [list(out.token_ids) for out in outputs[1]]
     finally:
         two.target.team.close()

@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from hostile_sizes import made_cases
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _REFUSED = (400,)
 _EITHER = (200, 400)
@@ -25,7 +27,8 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    return [*_prompts(), *_schemas(), *_tools(), *_conversations(), *_fields(), *_halves(), *_raw(), *_routes()]
+    sizes = [Case(*made) for made in made_cases()]
+    return [*_prompts(), *_schemas(), *_tools(), *_conversations(), *_fields(), *_halves(), *_raw(), *_routes(), *sizes]
 
 
 def _complete(name: str, statuses: tuple[int, ...] = _REFUSED, **fields: Any) -> Case:
@@ -153,7 +156,7 @@ def _conversations() -> list[Case]:
     calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
     return [
         _chat("messages: fifteen thousand", (400,), messages=[said] * 15_000),
-        _chat("messages: twenty thousand", messages=[said] * 20_000),
+        _chat("messages: twenty thousand", _TOO_LARGE, messages=[said] * 20_000),
         _chat("messages: none", messages=[]),
         _chat("messages: a role that is none", messages=[{"role": "root", "content": "x"}]),
         _chat("messages: no role", messages=[{"content": "x"}]),
@@ -185,7 +188,7 @@ def _fields() -> list[Case]:
         "stop: empty": ({"stop": ""}, _REFUSED),
         "stop: long": ({"stop": "x" * 1000}, _REFUSED),
         "stop_token_ids: none of ours": ({"stop_token_ids": [10**8]}, _REFUSED),
-        "logit_bias: a hundred thousand": ({"logit_bias": {str(i): 1 for i in range(100_000)}}, _REFUSED),
+        "logit_bias: a hundred thousand": ({"logit_bias": {str(i): 1 for i in range(100_000)}}, _TOO_LARGE),
         "logit_bias: of words": ({"logit_bias": {"fox": 1}}, _REFUSED),
         "logit_bias: everything away": ({"logit_bias": {str(i): -100 for i in range(1000)}}, _EITHER),
         "allowed_token_ids: none of ours": ({"allowed_token_ids": [-1]}, _REFUSED),

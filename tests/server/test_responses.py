@@ -115,7 +115,7 @@ def test_what_cannot_be_answered_is_said(fields: dict[str, Any], words: str) -> 
 
 def test_thinking_text_and_calls_are_items_of_their_own() -> None:
     requests = bundled().requests(["x"], SamplingParams())
-    order = Order(requests, [], "", None, False, new_reader=lambda: TaggedReader(("weather",)))
+    order = Order(requests, [], "", None, False, new_reader=lambda: TaggedReader({"weather": {}}))
     asked = ResponsesRequest(input="x")
     text = '<think>hm</think>Yes.<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
     answers = [ResponseAnswer(order, asked=asked, model="m", codec=bundled().codec) for _ in range(2)]

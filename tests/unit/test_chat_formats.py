@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,10 @@ from outrider.codecs.chat_formats import (
 )
 from outrider.codecs.json_calls import Meaning
 
-_TOOLS = ("weather", "add")
+_TOOLS: dict[str, Any] = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"anyOf": [{"type": "integer"}]}}},
+    "add": {},
+}
 _OSLO = '{"city": "Oslo {\\"}"}'
 Read = tuple[str, str, list[tuple[str, str]]]
 """Content, reasoning, calls with their arguments."""
@@ -35,8 +39,21 @@ _CASES: dict[str, tuple[Reader, str, Read]] = {
         ("", "hm < 3", [("add", '{"a": [1, {"b": 2}]}'), ("weather", "{}")]),
     ),
     "hermes, plain text": (TaggedReader(_TOOLS), "1 < 2 and <tool", ("1 < 2 and <tool", "", [])),
-    "thinking from the start": (TaggedReader((), thinks=True), "I think\n</think>\n\nYes.", ("Yes.", "I think\n", [])),
-    "no tools, no calls": (TaggedReader(()), "<tool_call>{}</tool_call>", ("<tool_call>{}</tool_call>", "", [])),
+    "thinking from the start": (TaggedReader({}, thinks=True), "I think\n</think>\n\nYes.", ("Yes.", "I think\n", [])),
+    "no tools, no calls": (TaggedReader({}), "<tool_call>{}</tool_call>", ("<tool_call>{}</tool_call>", "", [])),
+    "qwen coder": (
+        TaggedReader(_TOOLS),
+        "Well.<tool_call>\n<function=weather>\n<parameter=city>\n12 <b>\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=add>\n</function>\n</tool_call>",
+        ("Well.", "", [("weather", '{"city": "12 <b>", "days": 3}'), ("add", "{}")]),
+    ),
+    "glm": (
+        TaggedReader(_TOOLS),
+        "<think>hm</think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>[1</arg_value>\n</tool_call><tool_call>add</tool_call>",
+        ("", "hm", [("weather", '{"city": "Oslo", "days": "[1"}'), ("add", "{}")]),
+    ),
+    "tags around what is no call": (TaggedReader(_TOOLS), "<tool_call>?!</tool_call>.", ("?!.", "", [])),
     "llama": (
         WholeCallReader(_TOOLS),
         f'<|python_tag|>{{"name": "weather", "parameters": {_OSLO}}}; {{"name": "add", "parameters": {{"a": 1}}}}',
@@ -89,7 +106,7 @@ def _fresh(reader: Reader, name: str) -> Reader:
     if isinstance(reader, BareCalls):
         return BareCalls()
     if name == "thinking from the start":
-        return TaggedReader((), thinks=True)
+        return TaggedReader({}, thinks=True)
     return type(reader)(() if name in ("no tools, no calls", "harmony, final") else _TOOLS)
 
 

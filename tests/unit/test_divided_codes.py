@@ -16,8 +16,11 @@ from test_stored_gguf import Q4_K_M, Shape, model_file
 
 from outrider import LLM, OptionError, SamplingParams
 from outrider.core.tree import TokenTree
+from outrider.models import parallel
 from outrider.models.native.build import can_build
 from outrider.models.parallel import ParallelTarget
+from outrider.models.parallel.rank import ByHeads
+from outrider.models.source import Source
 from outrider.models.stored_rows import from_input
 
 PROMPTS = [[5, 9, 11, 3], [40, 41], [8, 8, 9, 8, 8]]
@@ -88,3 +91,17 @@ def test_blocks_are_not_cut(tmp_path: Path) -> None:
     plain = checkpoint(tmp_path / "floats")
     with pytest.raises(OptionError, match="its matrices are not stored in blocks"):
         LLM(plain, method="plain", dtype="stored", device="cpu", tensor_parallel=2)
+
+
+def test_a_quantised_checkpoint_stays_so_unless_its_groups_would_be_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``dtype="auto"`` keeps what one process keeps."""
+    opened = list[ByHeads]()
+    monkeypatch.setattr(parallel, "ParallelTarget", opened.append)
+    parallel.load_parallel(Source(folder_of(tmp_path / "gptq", "gptq")), 2, device="cpu")
+    parallel.load_parallel(Source(checkpoint(tmp_path / "floats")), 2, device="cpu")
+    with pytest.warns(UserWarning, match="is dequantised, since it cannot be divided.*groups of 256"):
+        parallel.load_parallel(Source(str(model_file(tmp_path, Q4_K_M))), 2, device="cpu")
+    assert [opening.dtype for opening in opened] == ["stored", None, "auto"]
+    assert [opening.unit for opening in opened] == [32, 1, 1]

@@ -106,7 +106,7 @@ def test_every_option_is_explained_and_shows_its_default(capsys, command: str) -
     if command == "generate":
         for text in (
             "most tokens to generate (default: 128)",
-            "0 is greedy (default: 0.0)",
+            "0 is greedy (default: 0)",
             "(default: 8; on a GPU, what fits)",
             "(default: auto)",
         ):

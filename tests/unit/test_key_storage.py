@@ -9,12 +9,18 @@ import torch
 from triton_interpreter import DEVICE
 
 from outrider.cache.page_pool import LayerPages
+from outrider.cache.storing import stored_in
 from outrider.core.errors import OptionError
 from outrider.core.key_storage import FP8, INT8, KeyStorage, storage_named
 from outrider.core.tree import TokenTree
+from outrider.device.acceptance.coupled import move_path
 from outrider.models.attention.sdpa import SightMaker, attend
 from outrider.models.attention.tree_tiles import KeySplit, Rows, Sights, paths_of
 from outrider.models.attention.tree_triton import attend_tree, pack_words, rotate_and_write
+from outrider.models.decoder import Decoder
+from outrider.models.gpu.decoder import FastDecoder
+from outrider.models.gpu.pages import flat_rows, rows_in
+from outrider.models.random_decoder import tiny_config, tiny_weights
 
 BOTH = pytest.mark.parametrize("storage", [FP8, INT8], ids=lambda storage: storage.name)
 TREE = [-1, 0, 0, 1, 1, 3, 2]
@@ -115,3 +121,49 @@ def test_attention_over_codes_is_that_over_the_numbers_they_stand_for(
     )
     seen = attend_tree(queries, memory, rows, sights=sights, cut=cut, scale=0.25)
     torch.testing.assert_close(seen, expected.reshape(2, 4, num_nodes, dim).transpose(1, 2), atol=1e-4, rtol=1e-4)
+
+
+@BOTH
+@pytest.mark.parametrize("numerics", ["invariant", "fast"])
+def test_the_fast_decoder_scores_as_the_oracle_does(storage: KeyStorage, numerics: str) -> None:
+    """Prompts, chains and trees, before and after a commit that moves nodes."""
+    config = tiny_config("llama", head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+    weights, prompts = tiny_weights(config, device=str(DEVICE)), [[5, 9, 1, 33, 7, 2, 2, 41, 8], [2, 8, 60]]
+    models = [Decoder(config, weights), FastDecoder(config, weights, numerics=numerics, page_len=8)]
+    own = Decoder(config, weights)
+    for model in models:
+        stored_in(model, storage)
+    caches = [model.new_cache(2) for model in (*models, own)]
+    for model, cache in zip((*models, own), caches, strict=True):
+        model.prefill(prompts, cache)
+    fast, tree = models[1], TokenTree.of_rows([([3, 4, 5, 6], [-1, 0, 0, 1]), ([9, 8, 1, 2], [-1, 0, 1, 2])], DEVICE)
+    assert isinstance(fast, FastDecoder) and fast.traits.kv_cache == storage.name
+    for each in (tree, TokenTree.chain(torch.tensor([[3, 4], [9, 8]], device=DEVICE))):
+        expected, without = models[0].score(each, caches[0]).logits, own.score(each, caches[2]).logits
+        caches[1].reserve(each.num_nodes)
+        logits, _ = fast.forward(each.tokens, fast.step_of(each, caches[1]))
+        assert float((logits - expected).norm()) < 0.3 * float((expected - without).norm())
+        for cache in caches:
+            cache.commit([[0, 2], [0, 1]] if each is tree else [[0, 1], [0]])
+
+
+@BOTH
+def test_scales_move_with_their_codes(storage: KeyStorage) -> None:
+    """The commit of a captured round against that of the host."""
+    config = tiny_config("llama", head_dim=16, num_attention_heads=2, num_key_value_heads=1)
+    pools = []
+    for on_device in (True, False):
+        model = FastDecoder(config, tiny_weights(config, device=str(DEVICE)), page_len=4)
+        stored_in(model, storage)
+        cache = model.new_cache(1)
+        model.prefill([[5, 9, 1, 33, 7]], cache)
+        cache.reserve(6)
+        tree = TokenTree.of_rows([([3, 4, 5, 6, 7, 8], [-1, 0, 0, 1, 2, 4])], DEVICE)
+        model.forward(tree.tokens, model.step_of(tree, cache))
+        if on_device:
+            rows = rows_in(flat_rows(cache, 3).to(DEVICE), 1, 4)
+            for block in model.pool.blocks:
+                move_path(block, rows, torch.tensor([[5, 3, 2, 4, 5]], device=DEVICE))
+        cache.commit([[0, 2, 4, 5] if not on_device else [0, 1, 2, 3]])
+        pools.append([model.pool.read(layer, side, cache.table().long())[:, :, :9] for layer in range(2) for side in (0, -1)])
+    assert all(torch.equal(*pair) for pair in zip(*pools, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,3 +68,21 @@ def test_choices_need_no_logits(models: tuple[Target, ParallelTarget]) -> None:
     found = scores.choose([0.0, 0.0], noise, None)
     for row, size in enumerate(TREE.sizes):
         assert torch.equal(found[row, :size], expected[row, :size].argmax(-1))
+
+
+@torch.inference_mode()
+def test_ranks_that_cannot_capture_their_sums_keep_their_own_books(tmp_path: Path) -> None:
+    """Several ranks on one GPU: the same kernels, in passes that are not captured."""
+    path = checkpoint(tmp_path / "apart", intermediate_size=96, num_hidden_layers=1)
+    apart = ParallelTarget(Interpreted(path, 2, "float32", "cpu", None, fast=False, page_len=4))
+    whole = load_model(path, dtype="float32", device="cpu", fast=False)
+    try:
+        assert apart.traits.is_invariant and not apart.traits.can_be_captured
+        caches = [model.new_cache(2) for model in (whole, apart)]
+        for model, cache in zip((whole, apart), caches, strict=True):
+            model.prefill(PROMPTS, cache)
+            model.score(TREE, cache)
+            cache.commit([[0, 2], [0, 2]])
+        assert_alike(logits_of(whole, caches[0]), logits_of(apart, caches[1]))
+    finally:
+        apart.team.close()

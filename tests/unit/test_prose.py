@@ -138,3 +138,9 @@ def test_formulas_and_commands_in_docstrings_are_no_prose() -> None:
     assert not prose.check_code(
         f'"""Title.\n\n    {lines}\n    {lines}\noutrider {lines}\n\na   =   {lines}{lines}\n"""\n', "file.py"
     )
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_says_first_what_it_is_about(page: Path) -> None:
+    title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
+    assert title.startswith("# ") and not rest.startswith(("```", "    ", "|", "!", "<!--")), "a sentence comes before code"

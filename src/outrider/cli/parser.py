@@ -13,16 +13,25 @@ from typing import Any, NoReturn, final
 from outrider.core.errors import OptionError, closest
 
 
+def shown_number(value: float) -> str:
+    """A number as people write it: 4,000,000 and not 4e+06."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:g}"
+
+
 @final
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of descriptions, and adds the default to an option's help."""
+    """Keeps the line breaks of descriptions, prints code as ``code``, and adds the default to an option's help."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return super()._fill_text(text.replace("``", "`"), width, indent)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default, text = action.default, action.help or ""
         untold = default is None or isinstance(default, bool | list) or default in ("", argparse.SUPPRESS)
         if untold or "default" in text or not action.option_strings:
             return action.help
-        return f"{text} (default: %(default)s)".strip()
+        shown = shown_number(default) if isinstance(default, float) else "%(default)s"
+        return f"{text} (default: {shown})".strip()
 
 
 @final

@@ -1,6 +1,7 @@
 """How chat models write what is not plain text: calls of tools, and their thinking. Read while it is written.
 
     Hermes, Qwen     <think>...</think> <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+                     or <tool_call><function=NAME><parameter=KEY>...</parameter></function></tool_call> (``tagged_calls.py``)
     Llama 3          {"name": ..., "parameters": {...}}; {...}                             the whole answer, or none of it
     Mistral          [TOOL_CALLS] [{"name": ..., "arguments": {...}}]   or   [TOOL_CALLS]name[ARGS]{...}
     gpt-oss          <|channel|>analysis<|message|>...<|end|> <|channel|>commentary to=functions.NAME<|message|>{...}<|call|>
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from outrider.codecs.json_calls import JsonCalls, Meaning, Piece
+from outrider.codecs.tagged_calls import AnyCalls
 
 
 class Reader(ABC):
@@ -36,8 +38,8 @@ class ChatFormat:
     """A chat format and its parser."""
 
     name: str
-    new_reader: Callable[[Collection[str]], Reader]
-    """Makes a reader, given the names of the tools that may be called; none if calls are not wanted."""
+    new_reader: Callable[[Mapping[str, Any]], Reader]
+    """Makes a reader, given the tools that may be called with the schemas of their arguments; none if no calls are wanted."""
     shows_special: bool = False
     """Whether its markers are special tokens, which must stay in the text."""
 
@@ -60,11 +62,11 @@ class BareCalls(Reader):
 class TaggedReader(Reader):
     """Content with ``<think>`` and ``<tool_call>`` stretches."""
 
-    def __init__(self, names: Collection[str], *, thinks: bool = False) -> None:
+    def __init__(self, tools: Mapping[str, Any], *, thinks: bool = False) -> None:
         """``thinks``: the prompt ended with an open ``<think>``."""
-        self._opens = {"<think>": "</think>", **({"<tool_call>": "</tool_call>"} if names else {})}
+        self._opens = {"<think>": "</think>", **({"<tool_call>": "</tool_call>"} if tools else {})}
         self._close = "</think>" if thinks else ""
-        self._held, self._calls = "", JsonCalls()
+        self._tools, self._held, self._calls = tools, "", AnyCalls(tools)
         self._strip = True
 
     def push(self, text: str) -> list[Piece]:
@@ -80,8 +82,9 @@ class TaggedReader(Reader):
                 return pieces
             pieces += self._said(self._held[:place])
             self._held = self._held[place + len(marker) :]
+            pieces += self._calls.end() if marker == "</tool_call>" else []
             self._close = "" if self._close else self._opens[marker]
-            self._calls, self._strip = JsonCalls(), True
+            self._calls, self._strip = AnyCalls(self._tools), True
 
     def end(self) -> list[Piece]:
         rest, self._held = self._held, ""

@@ -61,8 +61,14 @@ def check_one_of(option: str, value: str, valid: Iterable[str]) -> None:
         raise OptionError(f"{option} = {value!r} is not valid; {nearest(str(value), valid)}")
 
 
+_LONGEST_NAME = 256
+
+
 def closest(name: str, valid: Iterable[str]) -> str:
-    """``did you mean 'x'? ``, or nothing where no valid name is near."""
+    """``did you mean 'x'? ``, or nothing where no valid name is near. A name far longer than any is near to none: comparing
+    it would take minutes."""
+    if len(name) > _LONGEST_NAME:
+        return ""
     bare = {one.lstrip("-"): one for one in valid}  # the dashes of options are no likeness
     found = difflib.get_close_matches(name.lstrip("-"), list(bare), n=1, cutoff=0.6)
     return f"did you mean {bare[found[0]]!r}? " if found else ""

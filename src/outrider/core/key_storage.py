@@ -41,7 +41,7 @@ class KeyStorage:
         assert self.codes is not None, "numbers of the model's own type have no codes"
         wide = numbers.float()
         scales = wide.abs().amax(-1).clamp_(min=SMALLEST) * (1.0 / self.largest)
-        exact = wide * scales.reciprocal()[..., None]
+        exact = wide / scales[..., None]
         return (exact.round() if self.codes is torch.int8 else exact).to(self.codes), scales
 
     def restored(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,7 @@
 Requests of one method share a *lane*. All lanes share the target, the slots and the memory. The host drives a lane's rounds
 (``host_lane.py``), or they are captured graphs (``device_lane.py``). The text of a request depends neither on that nor on other
 requests. Prompts are read in pieces, so a long one delays the others by one piece at a time. Where the target can, a piece
-shares the pass of a round (``admission.py``). Memory is counted before it is used (``memory.py``): trees shrink first, then the
+shares the pass of a round (``admission.py``). Memory is counted before it is used (``memory.py``). Trees shrink first. Then the
 youngest of the least important requests returns to the queue with all it has, and is read again later.
 
 A request's life: waiting -> arriving (its tokens are read) -> running (a row of its lane) -> finished or cancelled, and from

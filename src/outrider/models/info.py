@@ -52,6 +52,8 @@ class ModelInfo:
     """How ``dtype="auto"`` multiplies it on a CUDA device."""
     same_bits: str
     """Where a node's scores are independent of what shares its pass (``TargetTraits.is_invariant``)."""
+    kv_cache: str
+    """Types in which ``kv_cache`` may store keys and values, and bytes of a token in the model's own 16 bits."""
     files: tuple[str, ...]
     num_bytes: int
 
@@ -90,6 +92,19 @@ def _same_bits(config: ModelConfig | None, recurrent: RecurrentConfig | None) ->
     here = "" if can_build() else "; not here: the native pass needs a C++ compiler and OUTRIDER_NATIVE not 0"
     on_cpu = "" if cpu_missing(config) else f"on a CPU in float32, bfloat16, float16, int8 and as stored (native passes{here})"
     return "; ".join(filter(None, (on_cpu, on_gpu))) or "nowhere (PyTorch's passes round by their shape)"
+
+
+def _kv_cache(config: ModelConfig | None, recurrent: RecurrentConfig | None) -> str:
+    """How keys and values may be stored, in words."""
+    if recurrent is not None or config is None:
+        return "in the model's own type alone"
+    numbers = config.num_layers * config.num_kv_heads * config.head_dim * config.cache_sides
+    own = f"{2 * numbers:,} bytes a token in 16 bits"
+    if config.latent is not None:
+        return f"{own}; latents stay in the model's own type"
+    coded = numbers + 4 * numbers // config.head_dim
+    fp8 = "" if cpu_missing(config) or not can_build() else " (fp8 not by the native pass of a CPU)"
+    return f"{own}; {coded:,} with kv_cache='int8' or 'fp8', which change scores a little{fp8}"
 
 
 def _path(fast: str, config: ModelConfig | None, raw: dict[str, Any], missing: Callable[[ModelConfig], list[str]]) -> str:
@@ -156,6 +171,7 @@ def _info(
         on_cpu=_on_cpu(config, is_stored=is_stored, form=form),
         on_gpu=_on_gpu(config, form, is_gguf=files[0].suffix == ".gguf"),
         same_bits=_same_bits(config, recurrent),
+        kv_cache=_kv_cache(config, recurrent),
         files=tuple(path.name for path in files),
         num_bytes=sum(path.stat().st_size for path in files),
     )

@@ -42,12 +42,12 @@ def load_model(
     name: str | Source,
     *,
     dtype: str | None = None,
+    kv_cache: str = "auto",
     device: str | None = None,
     max_len: int | None = None,
     fast: bool = True,
     numerics: str = "auto",
     page_len: int = 0,
-    kv_cache: str = "auto",
 ) -> Target:
     """The model called ``name``.
 

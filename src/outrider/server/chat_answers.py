@@ -137,9 +137,10 @@ class ChatAnswer(ChoicesAnswer):
     def _logprobs(self, entries: Sequence[TokenLogprob], index: int) -> dict[str, Any] | None:
         if self.order.requests[index].params.logprobs is None:
             return None
-        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+        return {"content": [self.entry(entry) for entry in entries], "refusal": None}
 
-    def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
+    def entry(self, entry: TokenLogprob) -> dict[str, Any]:
+        """A token's log-probability with its alternatives."""
         top = [self._one(token, value) for token, value in entry.top]
         return {**self._one(entry.token, entry.logprob), "top_logprobs": top}
 

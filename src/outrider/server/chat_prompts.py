@@ -62,9 +62,9 @@ class ChatPrompts:
         if known is None:
             return params, None
         if known is TAGGED and text.rstrip().endswith("<think>"):
-            return params, partial(TaggedReader, plan.names, thinks=True)
+            return params, partial(TaggedReader, plan.arguments, thinks=True)
         params = replace(params, skip_special_tokens=False) if known.shows_special else params
-        return params, partial(known.new_reader, plan.names)
+        return params, partial(known.new_reader, plan.arguments)
 
 
 def _opens_turn(body: ChatRequest) -> bool | None:

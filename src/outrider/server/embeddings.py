@@ -85,20 +85,21 @@ class Embedder:
     config: ModelConfig
     pooling: Pooling
 
-    def run(self, rows: Sequence[Sequence[int]], size: int) -> Generator[None, None, list[list[float]]]:
-        """Vectors of ``size`` numbers for each row. Yields between passes."""
+    def run(self, rows: Sequence[Sequence[int]], size: int) -> Generator[bool, None, list[list[float]]]:
+        """Vectors of ``size`` numbers for each row. Yields between passes whether a row is done, so that no keys are held."""
         vectors: list[list[float]] = []
         for row in rows:
             vectors.append((yield from self._vector(row, size)))
+            yield True
         return vectors
 
-    def _vector(self, row: Sequence[int], size: int) -> Generator[None, None, list[float]]:
+    def _vector(self, row: Sequence[int], size: int) -> Generator[bool, None, list[float]]:
         cache = self.target.new_cache(1)
         total = torch.zeros(self.config.hidden_size)
         for start in range(0, len(row), _PIECE):
             states = self._states(row[start : start + _PIECE], cache)
             total = total + states.sum(0) if self.pooling.kind == "mean" else states[-1]
-            yield
+            yield False
         pooled = (total / len(row) if self.pooling.kind == "mean" else total)[:size]
         is_unit = self.pooling.is_normalised or size < self.config.hidden_size
         return (pooled / pooled.norm().clamp_min(1e-12) if is_unit else pooled).tolist()

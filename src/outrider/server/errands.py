@@ -11,19 +11,21 @@ from outrider.server.failures import ApiError
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Errand:
     """A piece of work, and the future of whoever waits for it."""
 
-    work: Generator[None, None, Any]
-    """Yields between two pieces and returns the result."""
+    work: Generator[bool, None, Any]
+    """Yields between two pieces whether other work may be done first, because it holds no memory, and returns the result."""
     result: asyncio.Future[Any]
+    can_wait: bool = False
+    """Whether other work may be done first."""
 
     def advance(self, explain: Callable[[Exception], ApiError]) -> bool:
         """Do the next piece on the engine's thread. True if the work is done or nobody waits for it."""
         try:
             if not self.result.cancelled():
-                next(self.work)
+                self.can_wait = next(self.work)
                 return False
         except StopIteration as done:
             self._tell(self.result.set_result, done.value)

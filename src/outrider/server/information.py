@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -12,9 +12,10 @@ from pydantic import StrictInt
 
 from outrider.core.version import VERSION
 from outrider.methods import METHODS, RULES
+from outrider.server.chat_prompts import TRUNCATED
 from outrider.server.failures import ApiError
 from outrider.server.models import Models
-from outrider.server.protocol import Messages, Strict
+from outrider.server.protocol import FirstError, Messages, Strict
 from outrider.server.service import Service
 
 
@@ -33,7 +34,7 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[StrictInt]
+    tokens: Annotated[list[StrictInt], FirstError()]
 
 
 def add_information(app: FastAPI, models: Models) -> None:
@@ -116,6 +117,9 @@ def add_tokens(app: FastAPI, models: Models) -> None:
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         service = models.find(body.model)
         target = service.llm.target
+        if len(body.tokens) > TRUNCATED * target.max_len:
+            message = f"tokens has {len(body.tokens)} items, far more than the model's context holds; send fewer at a time"
+            raise ApiError(400, message, param="tokens")
         bad = next((token for token in body.tokens if not 0 <= token < target.vocab_size), None)
         if bad is not None:
             message = f"tokens holds {bad}, and the vocabulary is 0 to {target.vocab_size - 1}; check the tokenizer"

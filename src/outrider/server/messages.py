@@ -17,6 +17,8 @@ from outrider.vision.messages import data_of
 
 IMAGE_PARTS = ("image_url", "input_image")
 """Kinds of parts that hold an image, of the chat API and of the Responses API."""
+_TEXT_FIELDS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kinds of parts that hold text, with the field that has it."""
 
 
 def has_images(content: str | Sequence[Mapping[str, Any]] | None) -> bool:
@@ -41,7 +43,7 @@ def joined_text(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
     """The text of content that may come in parts."""
     if isinstance(content, str):
         return content
-    texts = [part.get("text") for part in content if part.get("type") in ("text", "input_text", "output_text")]
+    texts = [part.get(_TEXT_FIELDS[kind]) for part in content if (kind := str(part.get("type"))) in _TEXT_FIELDS]
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"only text parts are understood in {param}; send parts of type 'text'", param=param)
     return "".join(str(text) for text in texts)
@@ -74,5 +76,5 @@ def _with_object(call: Any) -> Any:
         return call
     try:
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
-    except ValueError:
+    except (ValueError, RecursionError):  # brackets without end are no JSON either
         return call

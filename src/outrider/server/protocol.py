@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StrictInt, model_validator
 
 from outrider.server.tool_protocol import AllowedTools, FunctionName, FunctionSpec, Tool, ToolChoice
 
@@ -20,6 +20,14 @@ StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _MOST_IDS = 262_144
+_MOST_FIELDS = 256
+
+
+class FirstError(FailFast):
+    """Ends the validation of a list at its first error. An error for each of thousands of items takes seconds."""
+
+    def __hash__(self) -> int:
+        return hash(FirstError)
 
 
 class Strict(BaseModel, ABC):
@@ -30,6 +38,8 @@ class Strict(BaseModel, ABC):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > _MOST_FIELDS:  # an error for each of thousands takes seconds
+            raise ValueError(f"has {len(given)} fields, and there are not so many; send those that are understood")
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
@@ -132,7 +142,7 @@ class SamplingFields(Strict, ABC):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     bad_words: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=128)] | None = None
-    allowed_token_ids: Annotated[list[StrictInt], Field(min_length=1), at_most(_MOST_IDS)] | None = None
+    allowed_token_ids: Annotated[list[StrictInt], FirstError(), Field(min_length=1), at_most(_MOST_IDS)] | None = None
     truncate_prompt_tokens: Truncated | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
@@ -205,7 +215,7 @@ class ChatMessage(BaseModel):
     content: str | Annotated[list[dict[str, Any]], Field(max_length=4096)] | None = None
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1), at_most(16_384)]
+Messages = Annotated[list[ChatMessage], FirstError(), Field(min_length=1), at_most(16_384)]
 
 
 class ChatRequest(SamplingFields):

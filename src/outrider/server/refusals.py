@@ -1,4 +1,4 @@
-"""What is wrong with a body, in one sentence: the most telling of the errors that its model found.
+"""Refuses a body with one sentence: the most telling of the errors that its model found.
 
 A field of several kinds has an error for each kind that it is not. The one that says most is about the kind that was sent.
 """

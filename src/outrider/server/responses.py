@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from outrider.codecs.json_calls import Meaning, Piece
@@ -30,6 +30,8 @@ class OutputItem:
     name: str = ""
     text: str = ""
     """Text of the message or of the reasoning; for a call, its arguments."""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Log-probabilities of the message's tokens, if they were asked for."""
 
     def as_json(self, status: str) -> dict[str, Any]:
         head = {"id": self.id, "type": self.kind, "status": status}
@@ -47,7 +49,7 @@ class OutputItem:
         )
 
     def part(self) -> dict[str, Any]:
-        more = {"annotations": [], "logprobs": []} if self.kind == "message" else {}
+        more = {"annotations": [], "logprobs": self.logprobs} if self.kind == "message" else {}
         return {"type": _PARTS[self.kind], "text": self.text, **more}
 
 
@@ -62,11 +64,16 @@ class ResponseAnswer(AnswerBuilder):
         self.items: list[OutputItem] = []
         self._num_events, self._is_begun = 0, False
         self._pieces: list[Piece] = []
+        self._scored: list[dict[str, Any]] = []
+        """Log-probabilities of the tokens of the message so far."""
+        self._num_scored = 0
 
     def add(self, delta: Added) -> None:
         super().add(delta)
         self._chat.add(delta)
         self._pieces = [piece for piece in self._chat.latest if piece.text]
+        if any(piece.meaning is Meaning.CONTENT for piece in self._pieces):
+            self._scored += [self._chat.entry(entry) for entry in delta.logprobs]
 
     @property
     def num_reasoned(self) -> int:
@@ -101,6 +108,8 @@ class ResponseAnswer(AnswerBuilder):
         self.items = [
             OutputItem(kind, self._number(kind, index), name, text) for index, (kind, name, text) in enumerate(wanted)
         ]
+        for item in self.items:
+            item.logprobs = self._scored if item.kind == "message" else []
 
     def _take(self, piece: Piece) -> list[str]:
         """Append a piece to the open item, or close that one and open another."""
@@ -116,7 +125,11 @@ class ResponseAnswer(AnswerBuilder):
             return events
         item = self.items[-1]
         item.text += piece.text
-        return [*events, self._about(f"response.{_STREAMS[kind]}.delta", len(self.items) - 1, delta=piece.text)]
+        more: dict[str, Any] = {}
+        if kind == "message":
+            more["logprobs"], self._num_scored = self._scored[self._num_scored :], len(self._scored)
+            item.logprobs += more["logprobs"]
+        return [*events, self._about(f"response.{_STREAMS[kind]}.delta", len(self.items) - 1, delta=piece.text, **more)]
 
     def _open(self, index: int) -> list[str]:
         item = self.items[index]
@@ -139,7 +152,7 @@ class ResponseAnswer(AnswerBuilder):
         item = self.items[index]
         where: dict[str, Any] = {"item_id": item.id, "output_index": index}
         where |= {"content_index": 0} if item.kind in _PARTS else {}
-        where |= {"logprobs": []} if name.startswith("response.output_text.") else {}
+        where |= {"logprobs": item.logprobs} if name == "response.output_text.done" else {}
         return self._event(name, **where, **more)
 
     def _event(self, name: str, /, **fields: Any) -> str:

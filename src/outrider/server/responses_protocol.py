@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StrictInt
 
 from outrider.server.failures import ApiError
 from outrider.server.messages import has_images, joined_text
-from outrider.server.protocol import ChatRequest, Speculation, StreamOptions, Strict
+from outrider.server.protocol import ChatRequest, Effort, FirstError, Speculation, StreamOptions, Strict
 
 
 class TextFormat(Strict):
@@ -28,7 +28,7 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -37,7 +37,7 @@ class FlatTool(BaseModel):
     """A function in the format of this API, without an enclosing object."""
 
     type: Literal["function"] = "function"
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -54,11 +54,14 @@ class AllowedFlatTools(Strict):
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128)]
 
 
+_LOGPROBS = "message.output_text.logprobs"
+
+
 class ResponsesRequest(Strict):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=16_384)]
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=16_384), FirstError()]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=100)
@@ -82,6 +85,12 @@ class ResponsesRequest(Strict):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    max_tool_calls: int | None = Field(None, ge=1)
+    """Counts tools that a server runs by itself. There are none here."""
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    """Alternatives per token of the text, as ``message.output_text.logprobs`` of ``include`` asks for its tokens."""
     speculation: Literal["off", "auto"] | Speculation = "auto"
 
     def as_chat(self) -> ChatRequest:
@@ -98,6 +107,8 @@ class ResponsesRequest(Strict):
         chat |= self.model_dump(include={"model", "temperature", "top_p", "seed", "stream", "parallel_tool_calls"})
         chat |= {"tools": [{"type": "function", "function": _spec(tool)} for tool in self.tools] or None}
         chat |= {"tool_choice": _choice(self.tool_choice) if self.tools else None, "response_format": self._format()}
+        is_scored = self.top_logprobs is not None or _LOGPROBS in self.include
+        chat |= {"logprobs": is_scored, "top_logprobs": self.top_logprobs}
         chat |= {"reasoning_effort": self.reasoning.effort if self.reasoning else None, "speculation": self.speculation}
         return ChatRequest.model_validate(chat)
 
@@ -116,7 +127,11 @@ class ResponsesRequest(Strict):
         if isinstance(self.input, str):
             return [*said, {"role": "user", "content": self.input}]
         for item in self.input:
-            said += _message(item)
+            message = _message(item)
+            if said and _belongs_to(said[-1], message):
+                said[-1] = _one_turn(said[-1], message)
+            else:
+                said.append(message)
         return said
 
 
@@ -133,25 +148,45 @@ def _choice(choice: str | NamedTool | AllowedFlatTools) -> Any:
     return choice
 
 
-def _message(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """The message of an input item; none for the model's own reasoning."""
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    """The message of an input item."""
     kind = item.get("type", "message")
     if kind == "reasoning":
-        return []
+        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if kind == "function_call":
         function = {"name": str(item.get("name", "")), "arguments": str(item.get("arguments", "{}"))}
         call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
-        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
         output = item.get("output", "")
         text = output if isinstance(output, str) else joined_text(_parts(output), "input")
-        return [{"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text}]
+        return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text}
     if kind != "message":
-        message = f"input holds an item of type {kind!r}; messages, function_call and function_call_output are understood"
+        message = f"input holds an item of type {str(kind)[:64]!r}; messages, reasoning and function calls are understood"
         raise ApiError(400, message, param="input")
     content = item.get("content", "")
     text = content if isinstance(content, str) or has_images(_parts(content)) else joined_text(_parts(content), "input")
-    return [{"role": item.get("role", "user"), "content": text}]
+    return {"role": item.get("role", "user"), "content": text}
+
+
+def _reasoning(item: dict[str, Any]) -> str:
+    """The thinking of an earlier turn, which templates may show to the model again."""
+    parts = item.get("content") or []
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict)) if isinstance(parts, list) else ""
+
+
+def _belongs_to(last: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Whether both are of one turn: thinking comes before what it led to, and calls are made with what is said."""
+    if last["role"] != "assistant" or message["role"] != "assistant":
+        return False
+    is_thought = "reasoning_content" in last and not last["content"] and "tool_calls" not in last
+    return is_thought or "tool_calls" in message
+
+
+def _one_turn(last: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
+    calls = [*last.get("tool_calls", []), *message.get("tool_calls", [])]
+    content = last["content"] or message["content"]
+    return {**last, **message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

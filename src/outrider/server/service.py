@@ -155,7 +155,7 @@ class Service:
             if run is None or not run.is_streaming:
                 self.num_active -= 1
 
-    async def errand(self, http: HttpRequest, work: Generator[None, None, Any]) -> Any:
+    async def errand(self, http: HttpRequest, work: Generator[bool, None, Any]) -> Any:
         """The result of work on the engine's thread; None if the client left."""
         self._check_room()
         self.num_active += 1

@@ -31,7 +31,7 @@ class ServerSettings:
     """Default number of tokens of a chat answer."""
     max_body_bytes: int = 4_000_000
     max_body_values: int = 300_000
-    """Most values of a body, counted by its commas."""
+    """Most values of a body, counted by its commas. A key counts as eight more, because it takes so much longer to read."""
     max_image_pixels: int = 16_000_000
     """Largest image of a prompt, before the model's processor makes it smaller."""
     max_images: int = 8

@@ -33,8 +33,9 @@ class ToolPlan:
     """Whether tools were given as ``functions``, so that calls are returned as ``function_call``."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec in self.specs)
+    def arguments(self) -> dict[str, Mapping[str, Any]]:
+        """The schema of every tool's arguments, by name."""
+        return {spec.name: _parameters(spec) for spec in self.specs}
 
     def for_template(self) -> list[dict[str, Any]]:
         return [{"type": "function", "function": spec.model_dump(exclude_none=True)} for spec in self.specs]

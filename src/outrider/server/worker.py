@@ -109,7 +109,7 @@ class Worker:
         self._inbox.put(("submit", ticket))
         return ticket
 
-    async def run_errand(self, work: Generator[None, None, Any]) -> Any:
+    async def run_errand(self, work: Generator[bool, None, Any]) -> Any:
         """Run work between rounds and return its result. Called from the event loop."""
         errand = Errand(work, asyncio.get_running_loop().create_future())
         self._inbox.put(("errand", errand))
@@ -130,14 +130,21 @@ class Worker:
                 self.learner.between_rounds(is_idle=self.scheduler.is_idle)
                 if self._scoring:
                     self._score()
-                if self._errands and self._errands[0].advance(self._failure):
-                    self._errands.popleft()
+                if self._errands:
+                    self._run_piece()
                 if not self.scheduler.is_idle:
                     self._hand_out(self.scheduler.round())
                 else:
                     self.scheduler.check_integrity()
             except Exception as error:
                 self._recover(error)
+
+    def _run_piece(self) -> None:
+        """Do a piece of the first errand. Errands take turns, so that a large one holds up no other."""
+        if self._errands[0].advance(self._failure):
+            self._errands.popleft()
+        elif self._errands[0].can_wait:
+            self._errands.rotate(-1)
 
     def _take_orders(self) -> bool:
         """Empty the inbox, waiting for something if nothing runs. False if it is time to stop."""

@@ -19,11 +19,14 @@ from outrider.cli.parsers.shared import add_key_storage
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("audit", description=__doc__)
     parser.add_argument("model", help="folder, hub name or .gguf file; 'bundled' for the bundled pair")
-    parser.add_argument("method", help="see `outrider methods`; 'all' for all of them")
+    parser.add_argument("method", help="a name of `outrider methods`, or 'all'")
     parser.add_argument("--draft", action="append", metavar="NAME", help="draft model, repeatable")
     parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
     parser.add_argument(
-        "--policy", metavar="NAME", default="fixed", help="(default: fixed, which never stops guessing: all of it is tested)"
+        "--policy",
+        metavar="NAME",
+        default="fixed",
+        help="how the draft length is chosen (default: fixed, which never stops guessing, so every guess is tested)",
     )
     parser.add_argument("--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
@@ -35,8 +38,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--suites", default="stories,extraction", help="where prompts come from (default: %(default)s)")
     group.add_argument("--prompts", type=int, default=defaults.num_prompts, help="prompts of the identity tests")
     group.add_argument("--max-tokens", "-n", type=int, default=defaults.max_tokens, help="tokens of a text")
-    group.add_argument("--tokens", type=int, default=defaults.num_tokens, help="tokens of the test of the emitted law")
+    group.add_argument(
+        "--tokens",
+        type=int,
+        default=defaults.num_tokens,
+        help="tokens drawn to compare the distribution of the text with the model's",
+    )
     group.add_argument("--temperature", "-t", type=float, default=defaults.temperature, help="sampling temperature")
-    group.add_argument("--top-p", type=float, default=defaults.top_p, help="sampling temperature")
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=defaults.top_p,
+        help="sample from the likeliest tokens whose probabilities reach this sum",
+    )
     group.add_argument("--alpha", type=float, default=defaults.alpha, help="error rate of each sequential test")
     group.add_argument("--json", action="store_true", help="print one JSON document")

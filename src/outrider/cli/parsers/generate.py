@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_model_options(parser)
     add_sampling_options(parser)
     group = parser.add_argument_group("output")
-    group.add_argument("--show", action="store_true", help="colour every token by where it came from")
+    group.add_argument("--show", action="store_true", help="show in colours where every token came from")
     group.add_argument("--compare", action="store_true", help="run plain decoding too, in turns, and print the speed-up")
     group.add_argument("--json", action="store_true", help="one JSON document instead of text")
     group.add_argument("--batch-size", type=int, help="requests that share target passes (default: 8; on a GPU, what fits)")
@@ -31,5 +31,5 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument(
         "--early-stopping", choices=list(STOPPING), default="no", help="whether to stop once enough texts are finished"
     )
-    group.add_argument("--out", type=Path, metavar="FILE", help="with --ray: where the answers go, a JSON line for each prompt")
-    add_ray(parser)
+    text = "where the answers go, a JSON line for each prompt"
+    add_ray(parser).add_argument("--out", type=Path, metavar="FILE", help=text)

@@ -22,7 +22,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--model",
         type=Path,
         metavar="DIR",
-        help="an image model, or a pair of continuous tokens, made by a recipe (default: the bundled one, which draws digits)",
+        help="an image model made by a recipe, or a pair for continuous tokens (default: the bundled one, which draws digits)",
     )
     parser.add_argument(
         "--draft",
@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--class", dest="label", type=int, default=0, metavar="N", help="what to draw")
     parser.add_argument(
         "--method",
-        help="see `outrider methods`; a rule such as gsd means sjd under it (default: sjd). Of continuous tokens: joint-path "
+        help="a name of `outrider methods`, or a rule (gsd: sjd with it; default: sjd). With continuous tokens: joint-path "
         "(default), reflect, last-step, published (lossy) or plain",
     )
     parser.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")

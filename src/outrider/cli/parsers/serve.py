@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
+from outrider.cli.parser import shown_number
 from outrider.cli.parsers.shared import add_model_options, add_models, add_replicas
 from outrider.server.settings import ServerSettings
 
@@ -15,7 +16,7 @@ LIMITS = (
     ("max_tokens", int, "most tokens a request may ask for"),
     ("default_tokens", int, "tokens of a chat answer that names no limit"),
     ("max_body_bytes", int, "largest request body"),
-    ("max_body_values", int, "most values of a request body, counted by its commas"),
+    ("max_body_values", int, "most values of a request body, counted by its commas; a key counts as eight"),
     ("max_image_pixels", int, "largest image of a prompt"),
     ("max_images", int, "most images of one prompt"),
     ("timeout_s", float, "longest a request may take"),
@@ -47,9 +48,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--replica", default=defaults["replica"], help="name of this server in its metrics, for several servers"
     )
     _add_access(parser)
-    text = "capture rounds before any request comes, instead of when they are first needed (GPU)"
+    text = "on a GPU: capture rounds before the first request, instead of when they are first needed"
     parser.add_argument("--warm-up", action="store_true", help=text)
-    text = "let the draft model or the heads learn from requests; a copy of them, used once it is better"
+    text = "train a copy of the draft model or heads on finished requests, and use it once it is better"
     parser.add_argument("--learn", action="store_true", help=text)
     text = "share of the time that learning may take while requests are served (default: %(default)s)"
     parser.add_argument("--learn-share", type=float, default=0.03, metavar="SHARE", help=text)
@@ -60,11 +61,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group = parser.add_argument_group("limits")
     for name, kind, text in LIMITS:
         flag = "--" + name.removesuffix("_s").replace("_", "-")
-        shown = "" if defaults[name] is None else f" (default: {defaults[name]:g})"
+        shown = "" if defaults[name] is None else f" (default: {shown_number(defaults[name])})"
         group.add_argument(flag, dest=name, type=kind, default=defaults[name], help=text + shown)
-    text = "which rows share a round: ragged, or eqspec and exspec, references to measure against"
+    text = "which requests share a round: ragged (all of them); eqspec and exspec are for comparison"
     group.add_argument("--grouping", metavar="NAME", default=defaults["grouping"], help=text)
-    text = "keep keys and values in pages of so many tokens, which beginnings share (a power of two; 0: left to the device)"
+    text = "tokens of a page of keys and values, a power of two, which like beginnings share (default: 0, the device decides)"
     group.add_argument("--page-len", type=int, default=0, help=text)
 
 
@@ -75,7 +76,7 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--audit-log", help="file with a line per request: who asked what and when, never the text")
     text = "site whose pages may call the API from a browser (repeatable; '*' for all)"
     group.add_argument("--cors-origin", action="append", default=[], help=text)
-    text = "send OpenTelemetry spans of requests to this collector, as http://localhost:4318/v1/traces"
+    text = "send OpenTelemetry spans of requests to this collector, for example http://localhost:4318/v1/traces"
     group.add_argument("--otlp-endpoint", metavar="URL", help=text)
     group.add_argument("--tls-cert", help="certificate file (PEM): serve HTTPS")
     group.add_argument("--tls-key", help="private key file of the certificate (PEM)")

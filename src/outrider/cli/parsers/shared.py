@@ -9,15 +9,22 @@ from pathlib import Path
 def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "store") -> None:
     """``model_action`` "append" lets ``--model`` be repeated, for commands that run several models."""
     group = parser.add_argument_group("model and method")
-    group.add_argument("--config", type=Path, metavar="FILE", help="written by `outrider tune`; options given here come first")
+    group.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings that `outrider tune` wrote; other options override them"
+    )
     group.add_argument(
         "--model", metavar="NAME", action=model_action, help="folder, hub name or .gguf file (default: the bundled model)"
     )
     group.add_argument(
-        "--draft", action="append", metavar="NAME", help="draft model, repeatable (default: the bundled model's own)"
+        "--draft",
+        action="append",
+        metavar="NAME",
+        help="draft model, repeatable (default: the one of the bundled model, and none for others)",
     )
-    group.add_argument("--method", metavar="NAME", help="see `outrider methods`")
-    group.add_argument("--acceptance", metavar="RULE", help="acceptance rule (default: the method's own)")
+    group.add_argument("--method", metavar="NAME", help="how guesses are made: a name of `outrider methods`")
+    group.add_argument(
+        "--acceptance", metavar="RULE", help="which guesses are kept: a rule of `outrider methods` (default: the method's own)"
+    )
     group.add_argument("--policy", metavar="NAME", help="how the draft length is chosen (default: adaptive, or fixed with -K)")
     group.add_argument("--num-draft-tokens", "-K", type=int, metavar="K", help="guesses per round")
     group.add_argument("--reference", action="append", default=[], metavar="FILE", help="a document to copy from (repeatable)")
@@ -33,14 +40,14 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")
     add_key_storage(group)
     group.add_argument("--max-len", type=int, metavar="N", help="longest context in tokens (default: the model's own)")
-    text = "divide the model among so many processes, a GPU each where there are enough"
+    text = "divide the model among N processes, each with a GPU of its own where there are enough"
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help=text)
     text = "give the draft model a process of its own (for pearl, and for -O beside=1)"
     group.add_argument("--draft-process", action="store_true", help=text)
-    text = "spread the draft's layers over so many processes and run them at once (EasySpec)"
+    text = "spread the draft model's layers over N processes and run them at the same time (EasySpec)"
     group.add_argument("--draft-parallel", type=int, default=1, metavar="N", help=text)
     group.add_argument("--draft-dtype", metavar="DTYPE", help="type of draft models, if it differs from the target's")
-    text = "LOSSY: read only this share of every prompt, chosen by the draft model (default: 1, all of it)"
+    text = "LOSSY: read only this share of every prompt, which the draft model chooses (default: 1, the whole prompt)"
     group.add_argument("--keep-prompt", type=float, default=1.0, metavar="SHARE", help=text)
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a model on the hub")
     group.add_argument("--trust-remote-code", action="store_true", help="let a checkpoint run Python code of its own")
@@ -81,7 +88,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--min-tokens", type=int, default=0, help="fewest tokens to generate")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    group.add_argument("--seed", type=int, help="same seed, same text")
+    group.add_argument("--seed", type=int, help="the same seed gives the same text")
     grammar = group.add_mutually_exclusive_group()
     grammar.add_argument("--json-schema", metavar="FILE", type=Path, help="constrain the text to JSON of this schema")
     grammar.add_argument("--regex", metavar="PATTERN", help="constrain the text to this regular expression")
@@ -89,28 +96,33 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help="continue after the end-of-sequence token")
 
 
-def add_ray(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a job on Ray."""
+def add_ray(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the flags of a job on Ray, and give their group."""
     group = parser.add_argument_group("many prompts on Ray Data (pip install 'outrider[ray]')")
     group.add_argument("--ray", action="store_true", help="spread the prompts over workers; a killed job can be resumed")
     group.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, each with the model loaded")
     group.add_argument("--worker-gpus", type=float, default=0.0, metavar="N", help="GPUs of a worker")
     group.add_argument("--shard-size", type=int, default=32, metavar="N", help="prompts between two checkpoints of the job")
-    group.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster, as 'auto' (default: start Ray here)")
+    group.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="address of a Ray cluster to join, for example 'auto' (default: start Ray on this machine)",
+    )
+    return group
 
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a fleet."""
     group = parser.add_argument_group("replicas (pip install 'outrider[ray]')")
-    text = "run so many engines on Ray Serve behind this address; LEAST:MOST lets their number follow the load"
+    text = "run N engines on Ray Serve behind this address; LEAST:MOST lets their number follow the load"
     group.add_argument("--replicas", metavar="N", help=text)
-    text = "prefix: to the replica that has read the prompt's beginning; random: to the less busy of two random ones"
+    text = "where requests go. prefix: to the replica that has read their beginning; random: to the less busy of two"
     group.add_argument("--routing", choices=["prefix", "random"], default="prefix", help=text)
-    text = "requests that fill a replica, with LEAST:MOST, until its goodput says how many do"
+    text = "with LEAST:MOST: requests that fill a replica, until its measured goodput gives the number"
     group.add_argument("--target-requests", type=float, default=8.0, metavar="N", help=text)
     group.add_argument("--replica-cpus", type=float, metavar="N", help="cores of a replica (default: an equal share)")
     group.add_argument("--replica-gpus", type=float, default=0.0, metavar="N", help="GPUs of a replica")
-    text = "join this Ray cluster, as 'auto' (default: start Ray on this machine)"
+    text = "address of a Ray cluster to join, for example 'auto' (default: start Ray on this machine)"
     group.add_argument("--ray-address", metavar="ADDRESS", help=text)
 
 

@@ -3,8 +3,8 @@
     outrider tune bundled --prompts prompts.jsonl --out tuned.json
     outrider generate --config tuned.json "Once upon a time"
 
-Measures the cost of passes and the acceptance of every lossless method, states the speed-up it expects, measures it, and
-writes a config. Says so when speculation does not pay.
+The command measures what passes cost and how many guesses of every lossless method are accepted. It states the speed-up it
+expects, measures it, and writes a config. It says so when speculation does not pay.
 """
 
 from __future__ import annotations

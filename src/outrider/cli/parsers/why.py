@@ -1,6 +1,6 @@
 """``outrider why``: continue a prompt, and say in plain sentences why each round drafted what it did.
 
-Reads a trace instead where one is given: ``outrider chat --save-trace FILE``, then ``outrider why --trace FILE``.
+It can also explain a recorded run: ``outrider chat --save-trace FILE``, then ``outrider why --trace FILE``.
 """
 
 from __future__ import annotations

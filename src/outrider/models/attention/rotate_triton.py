@@ -146,8 +146,7 @@ def _store_heads(memory, scales_at, spots, x, y, D: tl.constexpr, LARGEST: tl.co
         top = tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1))
         scales = tl.maximum(top, SMALLEST_TOP) * (1.0 / LARGEST)
         tl.store(scales_at, scales)
-        shares = tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), scales)[:, None]
-        x, y = x * shares, y * shares
+        x, y = tl.div_rn(x, scales[:, None]), tl.div_rn(y, scales[:, None])  # a product would be fused with the sum below
         if tl.int8 == memory.dtype.element_ty:  # 3 * 2^22: what is behind the point leaves a float32
             x, y = x + 12582912.0 - 12582912.0, y + 12582912.0 - 12582912.0
     tl.store(to, x.to(memory.dtype.element_ty))

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from outrider.core.errors import OptionError
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head, HeadNorm, PackedTexts
+from outrider.models.heads.kind import plain_keys
 from outrider.models.heads.layer import Attending, HeadLayer, Rotations, attend_beside, safe_sight
 from outrider.models.layers import rotate
 
@@ -69,6 +71,25 @@ class BlockHead(Head, ABC):
         open_places = [torch.full_like(batch.tokens, self.config.mask_token)] * (self.num_places - 1)
         tokens = torch.cat([batch.shifted(batch.tokens, 1), *open_places], 1)
         return self.block(tokens, attending, context.dtype).chunk(self.num_places, 1)
+
+
+def exported_keys(head: BlockHead, *own: str) -> dict[str, Any]:
+    """What other engines read of every head over a block. The keys in ``own`` are ours alone and are left out."""
+    config = head.config
+    if 0 in config.taps:
+        raise OptionError(
+            f"{config.kind} heads that read layers {list(config.taps)} have no other format; train with others than 0"
+        )
+    assert config.layer is not None
+    return {
+        **{key: value for key, value in plain_keys(head).items() if key not in own},
+        "model_type": "qwen3",
+        "head_dim": config.layer.head_dim,  # or theirs would be 128
+        "num_hidden_layers": config.num_layers,
+        "num_target_layers": config.target_layers,
+        "block_size": head.num_places,
+        "tie_word_embeddings": False,
+    }
 
 
 @final

@@ -19,10 +19,9 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from outrider.core.errors import OptionError
-from outrider.models.heads.block_head import BlockHead
+from outrider.models.heads.block_head import BlockHead, exported_keys
 from outrider.models.heads.head import PackedTexts
-from outrider.models.heads.kind import Exported, GgufLayout, HeadKind, Raw, need_whole_vocabulary, plain_keys
+from outrider.models.heads.kind import Exported, GgufLayout, HeadKind, Raw, need_whole_vocabulary
 from outrider.models.heads.layer_numbers import as_outputs, from_outputs
 
 
@@ -85,19 +84,6 @@ KIND = DflashKind()
 
 
 def _vllm_keys(head: DflashHead) -> dict[str, Any]:
-    config = head.config
-    if 0 in config.taps:
-        raise OptionError(f"dflash heads that read layers {list(config.taps)} have no vllm format; train with others than 0")
-    assert config.layer is not None
-    own = ("num_heads", "mask_token_id", "draft_vocab_size")
-    return {
-        **{key: value for key, value in plain_keys(head).items() if key not in own},
-        "model_type": "qwen3",
-        "head_dim": config.layer.head_dim,  # or theirs would be 128
-        "architectures": ["DFlashDraftModel"],
-        "num_hidden_layers": config.num_layers,
-        "num_target_layers": config.target_layers,
-        "block_size": head.num_places,
-        "dflash_config": {"mask_token_id": config.mask_token, "target_layer_ids": as_outputs(config.taps)},
-        "tie_word_embeddings": False,
-    }
+    layers = {"mask_token_id": head.config.mask_token, "target_layer_ids": as_outputs(head.config.taps)}
+    keys = exported_keys(head, "num_heads", "mask_token_id", "draft_vocab_size")
+    return {**keys, "architectures": ["DFlashDraftModel"], "dflash_config": layers}

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import OptionError
-from outrider.models.heads.block_head import BlockHead
+from outrider.models.heads.block_head import BlockHead, exported_keys
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import PackedTexts
-from outrider.models.heads.kind import Exported, HeadKind, Raw, plain_keys
+from outrider.models.heads.kind import Exported, HeadKind, Raw
 from outrider.models.heads.layer_numbers import as_outputs, from_outputs
 from outrider.models.heads.markov import ConfidenceHead, MarkovHead
 
@@ -144,23 +144,14 @@ KIND = DsparkKind()
 
 def _public_keys(head: DsparkHead) -> dict[str, Any]:
     config = head.config
-    if 0 in config.taps:
-        raise OptionError(f"dspark heads that read layers {list(config.taps)} have no other format; train with others than 0")
-    assert config.layer is not None
     layers = {"mask_token_id": config.mask_token, "target_layer_ids": as_outputs(config.taps)}
     return {
-        **{key: value for key, value in plain_keys(head).items() if key not in ("num_heads", "layer_type")},
-        "model_type": "qwen3",
-        "head_dim": config.layer.head_dim,  # or theirs would be 128
+        **exported_keys(head, "num_heads", "layer_type"),
         "architectures": ["Qwen3DSparkModel"],
-        "num_hidden_layers": config.num_layers,
-        "num_target_layers": config.target_layers,
-        "block_size": head.num_places,
         **layers,
         "dflash_config": layers,
         "markov_rank": head.markov_head.rank,
         "markov_head_type": head.markov_head.form,
         "enable_confidence_head": head.confidence_head is not None,
         "confidence_head_with_markov": bool(config.raw.get("confidence_head_with_markov", True)),
-        "tie_word_embeddings": False,
     }

@@ -7,12 +7,19 @@ followers and return the leader's target, and everything above a target stays as
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
+import torch
+
 from outrider.core.errors import OptionError, RankError
+from outrider.models.dtypes import STORED
+from outrider.models.features import ModelConfig
 from outrider.models.layer_share import LayerShare
 from outrider.models.load import device_of, lean_config
 from outrider.models.parallel.rank import ByHeads, ByLayers
 from outrider.models.parallel.target import ParallelTarget
-from outrider.models.parallel.units import units_of
+from outrider.models.parallel.units import kept_by_auto, units_of
 from outrider.models.share import Share
 from outrider.models.source import Source, local_path
 
@@ -36,8 +43,20 @@ def load_parallel(
     place, path = device_of(device), local_path(source)
     config = lean_config(path)
     Share(0, size).check(config)
+    if dtype in (None, "auto") and fast and kept_by_auto(path, place):
+        dtype = _stored_or_auto(path, config, size, place)
     unit = units_of(path, config, size, dtype, place, fast=fast).columns
     return ParallelTarget(ByHeads(str(path), size, dtype, place.type, max_len, fast, page_len, numerics, unit))
+
+
+def _stored_or_auto(path: Path, config: ModelConfig, size: int, place: torch.device) -> str:
+    """The type of a quantised checkpoint for which none was asked: as it is stored, if every rank can have whole groups."""
+    try:
+        units_of(path, config, size, STORED, place, fast=True)
+    except OptionError as error:
+        warnings.warn(f"{path} is dequantised, since it cannot be divided as it is stored: {error}", stacklevel=4)
+        return "auto"
+    return STORED
 
 
 def load_layers_apart(name: str, size: int, *, dtype: str | None, device: str | None, fast: bool = True) -> ParallelTarget:

@@ -15,13 +15,15 @@ from outrider.core.errors import OptionError
 from outrider.models.dtypes import FEW_BITS, ROUNDED_INPUTS, STORED
 from outrider.models.features import ModelConfig
 from outrider.models.gguf import GGUFFile, read_gguf
-from outrider.models.gguf.stored import SPAN
+from outrider.models.gguf.stored import SPAN, is_fast_as_stored
 from outrider.models.gpu import can_run as gpu_can_run
 from outrider.models.gpu.known import head_dim_for, missing_features
 from outrider.models.load import read_config
+from outrider.models.native import floats_kept
 from outrider.models.native.known import multiplies_stored
 from outrider.models.packed import GROUP
 from outrider.models.quantised.folder import QuantisedFolder, checkpoint
+from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.gguf_planes import why_not_on_gpu
 from outrider.models.quantised.open import stays_on_gpu
 from outrider.models.quantised.packed_rows import unit_of
@@ -52,6 +54,14 @@ def units_of(path: Path, config: ModelConfig, size: int, dtype: str | None, plac
     for name, unit in uneven.items():
         raise OptionError(f"{what}: its {name} do not come in groups of {unit} for every rank; use 'bfloat16'")
     return units
+
+
+def kept_by_auto(path: Path, place: torch.device) -> bool:
+    """Whether one process keeps the matrices of this checkpoint as they are stored when no type is asked for."""
+    if path.suffix == ".gguf":
+        return place.type == "cpu" and is_fast_as_stored(read_gguf(str(path)), floats=floats_kept())
+    form = format_of(read_config(path))
+    return form is not None and (form.packs if place.type == "cuda" else form.stays)
 
 
 def _columns(config: ModelConfig) -> dict[str, int]:
