@@ -15,7 +15,7 @@ from policy_rounds import think_for
 from policy_seats import Given, Seats, Tally, occupy
 from tiers import in_turn
 
-from outrider.core.prices import Prices
+from outrider.core.prices import Prices, between
 from outrider.policies.adaptive import Adaptive
 from outrider.policies.tuning import AdaptiveOptions
 
@@ -169,6 +169,25 @@ def test_every_row_gets_the_length_that_pays_for_it() -> None:
     apart = replace(CPU, rates=lambda request: (0.9, 0.3)[request % 2], drafting=lambda rows, guesses: 5e-5 + 6e-5 * guesses)
     tally = played(informed(apart), apart, 8, 400)
     assert tally.share(200) >= 1.03, tally.share(200)
+
+
+SHORT = ((0, 5.62), (1, 6.83), (2, 7.98), (4, 9.88), (8, 11.91))
+LONG = ((0, 21.96), (1, 26.29), (2, 29.93), (4, 41.52), (8, 63.11))
+"""Milliseconds by guesses behind 64 and 8,000 tokens (``benchmarks/context_prices.py``)."""
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.7])
+def test_prices_of_short_texts_serve_long_ones(rate: float) -> None:
+    """Eight guesses cost 2.9 plain rounds behind a long context, and by its prices 2.1."""
+    short, long = (
+        Seats(lambda n, curve=curve: 1e-3 * between(curve, n - 1), lambda rows, k: 0.0, lambda _: rate, padded=False)
+        for curve in (SHORT, LONG)
+    )
+    options, tallies = AdaptiveOptions(num_draft_tokens=8), list[Tally]()
+    for seed in (1, 2):
+        tallies.append(played(informed(short, options, seed=seed), long, 1, 450, seed=seed))
+    first, later = (fmean(tally.share(*span) for tally in tallies) for span in ((0, 150), (150, None)))
+    assert first >= 0.95 and later >= 0.98, (first, later)
 
 
 TREES = {

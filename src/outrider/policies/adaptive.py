@@ -2,14 +2,10 @@
 
 Four parts. ``cost_model.py`` knows what a round of each length costs: prices measured at load, corrected by rounds.
 ``belief.py`` knows how likely guesses are to survive, per request, with all requests as the prior. ``chooser.py`` ranks the
-nodes of all requests and takes the prefix with the best expected speed. ``loss_budget.py`` bounds what may be lost against
-plain decoding. This file decides each round with them. Deciding may take a small share of the time of rounds. As soon as rounds
-have paid for the last decision, the policy learns from all rounds since then at once and makes a new plan. Until then the plan
-stays.
-
-Where prices are not known, the first rounds measure them (``calibration``). Where drafting does not pay, the policy still asks
-for a guess now and then (``probe``). The idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066), the expectation
-Leviathan's (arXiv 2211.17192).
+nodes of all requests and takes the prefix with the best expected speed. ``loss_budget.py`` bounds what may be lost. This file
+decides each round with them. As soon as rounds have paid for the last decision, the policy learns from all rounds since then at
+once and makes a new plan. Until then the plan stays. The idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066),
+the expectation Leviathan's (arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -43,8 +39,7 @@ class _State(RowState):
     is_behind: bool = True
     """Whether the drafter must read committed tokens before it can draft."""
     plans: dict[tuple[int, bool], Plan] = field(default_factory=dict, repr=False)
-    """Plans by the number of prompt tokens that a round reads. Rounds of several kinds take turns, and each kind keeps its
-    plan."""
+    """Plans by what a round reads of prompts. Rounds of several kinds take turns, and each kind keeps its plan."""
     is_probe: bool = False
     prompts: Prompts = NO_PROMPTS
 
@@ -57,22 +52,21 @@ class _State(RowState):
         return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
     def _of(self, rows: list[Account], is_behind: bool) -> _State:
-        """This state for other rows. The plan stays while the batch is about as large. Where requests come and go every few
-        rounds, a new plan each time would cost more than it could gain."""
+        """This state for other rows. Plans stay while the batch is about as large. Where requests come and go every few rounds,
+        new plans each time would cost more than they could gain."""
         moved, count = _State(rows, self.policy, is_behind), len(rows)
         if 3 * len(self.rows) <= 4 * count <= 5 * len(self.rows):
             for kind, plan in self.plans.items():
                 doubt = plan.doubt and replace(plan.doubt, trust=plan.doubt.trust[:1] * count)
-                moved.plans[kind] = Plan(
-                    (max(plan.max_depth),) * count, (max(plan.max_nodes),) * count, None, doubt, plan.reason
-                )
+                longest, most = (max(plan.max_depth),) * count, (max(plan.max_nodes),) * count
+                moved.plans[kind] = Plan(longest, most, None, doubt, plan.reason)
         return moved
 
 
 @final
 class Adaptive(Policy):
-    """Plans for the most tokens per second. Costs, loss accounts and the acceptance rates of all requests outlive requests. The
-    rest belongs to one request."""
+    """Plans for the most tokens per second. Costs, losses and acceptance over all requests outlive requests. The rest belongs
+    to one request."""
 
     def __init__(self, options: AdaptiveOptions | None = None) -> None:
         self.options = options or AdaptiveOptions()
@@ -96,25 +90,21 @@ class Adaptive(Policy):
         self._rounds: list[tuple[_State, SeenRound]] = []
         self.budget.forget()
         if state is not None:
-            vars(state).update(vars(_State(self._new_rows(len(state.rows)), self)))
+            vars(state).update(vars(self._fresh(len(state.rows))))
 
-    def _new_rows(self, count: int) -> list[Account]:
-        return [Account(self.options.horizon) for _ in range(count)]
+    def _fresh(self, num_rows: int) -> _State:
+        return _State([Account(self.options.horizon) for _ in range(num_rows)], self)
 
     def start(self, num_rows: int) -> _State:
         if self._source is not None and self.costs.prices is None and not self.num_rounds:
-            self.costs = CostModel(self._source.read(self._nodes_of))
-        return _State(self._new_rows(num_rows), self)
+            self.costs = CostModel(self._source.read(lambda length: nodes_of(length, self._spreads[-1])))
+        return self._fresh(num_rows)
 
     def captured_shape(self) -> CapturedShape:
-        """The widest trees that may be planned. Rounds are captured for these alone, so the policy plans no others from now
-        on."""
+        """The widest trees that may be planned. Rounds are captured for these alone, so no others are planned from now on."""
         self._spreads = self._spreads[-1:]
         self.forget(None)
         return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
-
-    def _nodes_of(self, length: int) -> int:
-        return nodes_of(length, self._spreads[-1])
 
     def carry(self, state: _State, prompts: Prompts) -> None:
         state.prompts = prompts
@@ -133,97 +123,83 @@ class Adaptive(Policy):
         """Record a round. Early rounds may spend a larger share on planning."""
         self.num_rounds += 1
         self._rounds.append((state, SeenRound.of(observation)))
-        share = TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1)
-        self._unpaid -= share * observation.seconds
+        self._unpaid -= TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1) * observation.seconds
 
     def _think(self, state: _State) -> Plan:
-        """Make the next plan. It stays as it is, unless the round is a test."""
-        kind, costs = state.prompts[1:], self._costs(state)
-        state.plans.pop(kind, None)
-        if costs.trial is not None:
-            length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
-            reason = Reason(ReasonCode.CALIBRATION, {"length": length})
-            return _plan([length] * len(state.rows), self._spreads[0], reason)
-        plan = self._best(state, costs)
-        if not state.is_probe:
-            state.plans[kind] = plan
-        return plan
-
-    def _costs(self, state: _State) -> BatchCosts:
-        """Costs of rounds as they are now. Prices that rounds contradict are measured again at the next start. Until then,
-        rounds correct them place by place."""
+        """Make the next plan. It stays as it is, unless the round is a test. Prices that rounds contradict are measured again
+        at the next start. Until then, rounds correct them place by place."""
         costs = self.costs.of(len(state.rows), state.prompts.num_places)
         if self._source is not None and (costs.rest.contradicts or costs.draft.contradicts):
             self._source.doubt()
             self._source = None
-        return costs
+        if costs.trial is not None:
+            length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
+            plan = _plan([length] * len(state.rows), self._spreads[0], Reason(ReasonCode.CALIBRATION, {"length": length}))
+        else:
+            plan = self._best(state, costs)
+        state.plans.pop(state.prompts[1:], None)
+        if costs.trial is None and not state.is_probe:
+            state.plans[state.prompts[1:]] = plan
+        return plan
 
     def _best(self, state: _State, costs: BatchCosts) -> Plan:
         """The fastest draft. If none pays, a probe, but never two probes in a row."""
-        prior, count, ends_itself = self.options.prior_acceptance, len(state.rows), self.trust.expected > 0
+        count, purse, ends_itself = len(state.rows), self.budget.drafting, self.trust.expected > 0
         self.usual.refresh()
         choices = list[tuple[float, int, float, RoundForecast]]()
         for spread in self._spreads:
             places = [nodes_of(length, spread) for length in range(self.options.num_draft_tokens + 1)]
             forecast = self._forecast(state, costs, spread, places)
-            choices.append(
-                (*forecast.best(self.budget.drafting, costs.rest.optimism(places), ends_itself=ends_itself), spread, forecast)
-            )
+            choice = forecast.best(purse, costs.rest.optimism(places), ends_itself=ends_itself)
+            choices.append((*choice, spread, forecast))
         _, best, spread, forecast = max(choices, key=itemgetter(0))
-        lengths, reason = forecast.shares.get(best, (best,) * count), forecast.reason(best, self.budget.drafting)
+        lengths, reason = forecast.shares.get(best, (best,) * count), forecast.reason(best, purse)
         state.is_probe = not (best or state.is_probe) and forecast.risk(1) <= self.budget.probing
         if state.is_probe:
             self.num_probes += 1
             lengths, reason = (1,) * count, Reason(ReasonCode.PROBE, {"length": 1, "best": 0})
-        ends = {"longest": max(lengths), "further": self.trust.rate(prior), "padded": self._padded}
+        ends = {"longest": max(lengths), "further": self.trust.rate(self.options.prior_acceptance), "padded": self._padded}
         doubt = forecast.doubt(self.trust.trust(1.0), count, **ends) if any(lengths) else None
         return _plan(lengths, spread, reason, doubt)
 
     def _forecast(self, state: _State, costs: BatchCosts, spread: float, places: Sequence[int]) -> RoundForecast:
-        """Expected tokens and seconds of drafts with ``spread`` guesses at each level."""
-        usual = self.usual.by_spread[spread]
+        """Expected tokens and seconds of drafts with ``spread`` guesses at each level.
+
+        Every token of an answer brings its share of prompts to read, in whatever round it is emitted. So a draft must pay for
+        itself beside them, and their time is left out. Where prompts wait, a round is made for their sake, and its time
+        counts."""
+        usual, prompts = self.usual.by_spread[spread], state.prompts
+        alone = costs if prompts.is_full else self.costs.of(len(state.rows))
+        reading = max(0.0, costs.plain - alone.pace * alone.plain / costs.pace)
+        rests = [cost - reading for cost in (costs.plain, *costs.rest.table(places[1:]))]
         ones = [1.0] * len(usual)
         found = reach_of(self.found.inherited(ones)) if self.found.means else ones
-        survival = [row.survival(usual) for row in state.rows]
-        reading = self._reading(state, costs)
-        parts = costs.draft.table(range(len(places))), [cost - reading for cost in (costs.plain, *costs.rest.table(places[1:]))]
-        forecast = look_ahead(survival, found, *parts, padded=self._padded, most=self._most(state.prompts))
-        if len(survival) > 1 and not (self._padded or self.trust.expected or self.options.num_tree_nodes):
-            return forecast.ranked(survival, found)
-        return forecast
-
-    def _reading(self, state: _State, costs: BatchCosts) -> float:
-        """Seconds that prompts add to a round. Every token of an answer brings its share of prompts to read, in whatever round
-        it is emitted. So a draft must pay for itself beside them: it does not pay for their time. Where prompts wait, a round
-        is made for their sake, and all of its time counts."""
-        if state.prompts.is_full:
-            return 0.0
-        alone = self.costs.of(len(state.rows))
-        return max(0.0, costs.plain - alone.pace * alone.plain / costs.pace)
+        survival, drafting = [row.survival(usual) for row in state.rows], costs.draft.table(range(len(places)))
+        forecast = look_ahead(survival, found, drafting, rests, padded=self._padded, most=self._most(prompts))
+        is_ragged = len(survival) > 1 and not (self._padded or self.trust.expected or self.options.num_tree_nodes)
+        return forecast.ranked(survival, found) if is_ragged else forecast
 
     def _most(self, prompts: Prompts) -> float:
         """Most answer tokens per round that waiting prompts can supply: every answer needs its prompt read first."""
-        if not prompts.is_full or not self._num_read:
-            return math.inf
-        return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0)
+        is_bound = prompts.is_full and self._num_read
+        return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0) if is_bound else math.inf
 
     def learn(self) -> None:
         """Learn from the rounds since the last time. In a large batch, some rows are used now and the others in the next
         round."""
         rounds, self._rounds = self._rounds, []
-        found, num_plain = list[Outcome](), 0.0
+        found, num_plain = list[Outcome](), 0
         accepted = {spread: list[Outcome]() for spread in self._spreads}
         for number, (state, seen) in enumerate(rounds, self.num_rounds):
             asked, reached, length, width = seen.shape()
-            every, is_asked = 1 + len(asked) // (8 if number > self.options.horizon else 32), any(asked)
-            self._learn_cost(state, seen, length, width, is_asked=is_asked)
-            num_plain += not is_asked
+            self._learn_cost(state, seen, length, width, is_asked=any(asked))
+            num_plain += not any(asked)
             spread = nearest_spread(seen.plan, self._spreads)
-            usual = self.usual.sums[spread]
+            every = 1 + len(asked) // (8 if number > self.options.horizon else 32)
             for row in range(number % every, len(asked), every):
                 passed, tried, got = seen.accepted[row], asked[row], min(reached[row], asked[row])
                 tested = min(passed + 1, tried)
-                state.rows[row].record(tested, usual[tested], passed)
+                state.rows[row].record(tested, self.usual.sums[spread][tested], passed)
                 if tried:
                     accepted[spread].append((passed, passed < tried))
                     found.append((got, got < tried))
@@ -244,12 +220,11 @@ class Adaptive(Policy):
         is_timed = is_asked and (not is_reading or draft < costs.pace * costs.draft.usual(length))  # reading only adds
         usual = costs.record(length, width, draft if is_timed else None, seen.seconds - draft)
         if not is_asked:
-            self.budget.rest()
-            return
+            return self.budget.rest()
         spent = seen.seconds if is_reading else min(seen.seconds, (1 + TUNING.outlier) * usual)
         tokens, most = 1 + sum(seen.accepted) / max(sum(map(bool, seen.paths)), 1), self._most(seen.prompts) / num_rows
         cost = spent / (costs.pace * costs.plain)
-        self.budget.book(cost, min(tokens, most) / min(1.0, most) - cost, is_probe=seen.is_probe)
+        return self.budget.book(cost, min(tokens, most) / min(1.0, most) - cost, is_probe=seen.is_probe)
 
 
 def _plan(lengths: Sequence[int], spread: float, reason: Reason, doubt: Doubt | None = None) -> Plan:

@@ -104,37 +104,29 @@ class RoundForecast:
 
     def reason(self, length: int, budget: float) -> Reason:
         """Why ``length`` was chosen, with the expected speed. Without a draft, the expected speed of the best one."""
-        promising = length or self._promising
-        numbers = {
-            "length": promising,
-            "gain": self.gains[promising],
-            "tokens": self.tokens[promising] / self.tokens[0],
-            "cost": self.seconds[promising] / self.seconds[0],
-            "budget": budget,
-        }
-        none = ReasonCode.BUDGET if self.gains[promising] > 1 else ReasonCode.PLAIN_IS_FASTER
-        none = ReasonCode.PROMPTS if self.tokens[promising] >= self.most else none
+        best = length or self._promising
+        tokens, cost = self.tokens[best] / self.tokens[0], self.seconds[best] / self.seconds[0]
+        none = ReasonCode.BUDGET if self.gains[best] > 1 else ReasonCode.PLAIN_IS_FASTER
+        none = ReasonCode.PROMPTS if self.tokens[best] >= self.most else none
+        numbers = {"length": best, "gain": self.gains[best], "tokens": tokens, "cost": cost, "budget": budget}
         return Reason(ReasonCode.FASTEST if length else none, numbers)
 
 
 def look_ahead(
-    survival: Survival,
-    found: Sequence[float],
-    drafting: list[float],
-    rests: list[float],
-    *,
-    padded: bool,
-    most: float = math.inf,
+    survival: Survival, found: Sequence[float], drafting: list[float], rests: list[float], *, padded: bool, most: float
 ) -> RoundForecast:
     """Forecast rounds by length. ``drafting`` and ``rests`` are seconds of the two parts of a round. A drafter that copies may
-    find fewer guesses than it was asked for (``found``, by position). So the cost of a round is the mean over the lengths
-    found. It is not the cost of the mean length, because pass costs rise in steps."""
+    find fewer guesses than it was asked for: ``found[k]`` is the chance of more than k. So the cost of a round is the mean over
+    the lengths found. It is not the cost of the mean length, because pass costs rise in steps."""
     num_rows = len(survival)
     is_shared = padded or num_rows == 1  # where rows are padded, a place is there for all of them or for none
     somebody = found if is_shared else [1 - (1 - chance) ** num_rows for chance in found]
-    seconds = list(map(add, _mean_cost(drafting, somebody), _mean_cost(rests, found)))
-    tokens = accumulate(map(sum, zip(*survival, strict=True)), initial=float(num_rows))
-    return RoundForecast([min(count, most) for count in tokens], [rests[0], *seconds[1:]], drafting, rests, most)
+    parts = [
+        accumulate(map(mul, chances, map(sub, costs[1:], costs)), initial=costs[0])
+        for costs, chances in ((drafting, somebody), (rests, found))
+    ]
+    tokens = [min(count, most) for count in accumulate(map(sum, zip(*survival, strict=True)), initial=float(num_rows))]
+    return RoundForecast(tokens, [rests[0], *list(map(add, *parts))[1:]], drafting, rests, most)
 
 
 def slopes(curve: Sequence[float]) -> list[float]:
@@ -147,9 +139,3 @@ def slopes(curve: Sequence[float]) -> list[float]:
         hull.append((at, slope))
         found.append(max(slope, 0.0))
     return found[::-1]
-
-
-def _mean_cost(costs: Sequence[float], found: Sequence[float]) -> list[float]:
-    """For each length asked for, the mean of ``costs`` over the lengths found. ``found[k]`` is the probability of more than k
-    guesses."""
-    return list(accumulate(map(mul, found, map(sub, costs[1:], costs)), initial=costs[0]))

@@ -5,9 +5,8 @@ target's pass. Prices (``core/prices.py``) give both. Where there are none, the 
 
     seconds(K, W) = pace * (draft(K) + rest(W)),      curve(x) = price(x) * factor(x)
 
-Factors are learnt at the lengths that were played. ``pace`` is the part that all lengths share: clock frequency, growing
-contexts, pieces of prompts in the pass. It is the median over the last few rounds, so that a length timed long ago can be
-compared with one timed now.
+Factors are learnt at the lengths that were played. ``pace`` is the part that all lengths share: clock frequency and context. It
+is the median over the last few rounds, so that a length timed long ago can be compared with one timed now.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class Curve:
     def optimism(self, places: Iterable[int]) -> list[float]:
         """For each place, the smallest share of its estimated cost that it may really have. It starts from the errors of first
         rounds and tightens with every round at that place."""
-        error, unknown = math.sqrt(fmean(self._surprises)), Typical()
-        return [1 - error / (1 + self.cells.get(place, unknown).count) for place in places]
+        error, counts = math.sqrt(fmean(self._surprises)), {place: cell.count for place, cell in self.cells.items()}
+        return [1 - error / (1 + counts.get(place, 0)) for place in places]
 
 
 @final
@@ -133,12 +132,10 @@ class BatchCosts:
 
     def _settle(self) -> None:
         """End the trials: the measured seconds become the prices. A drafter that found nothing is assumed to cost nothing."""
-        passes = [(float(at), self.rest.at(at)) for at in sorted(self.rest.cells)]
-        if len(passes) == 1:
-            passes.append((passes[0][0] + 1, 1.1 * passes[0][1]))
-        drafts = [(0.0, 0.0), *((float(at), self.draft.at(at)) for at in sorted(self.draft.cells))]
+        passes, drafts = ([(float(at), curve.at(at)) for at in sorted(curve.cells)] for curve in (self.rest, self.draft))
+        passes += [(passes[0][0] + 1, 1.1 * passes[0][1])] if len(passes) == 1 else []
         own = self.prices.passes if self.prices else ((self.num_rows, tuple(passes)),)
-        self.prices, self._is_priced = Prices(own, ((self.num_rows, tuple(drafts)),)), True
+        self.prices, self._is_priced = Prices(own, ((self.num_rows, ((0.0, 0.0), *drafts)),)), True
         self.rest, self.draft = (Curve(price, weight=1) for price in (self._rest_price, self._draft_price))
 
     @property

@@ -48,8 +48,8 @@ class PositionRates:
         self.weights = [keep * weight for weight in self.weights]
 
     def inherited(self, prior: Sequence[float]) -> list[float]:
-        """Rates at ``len(prior)`` positions. Where evidence is thin, a rate is drawn towards its prior, whose weight shrinks with
-        the evidence against it: a hundred failures without a success are no bad luck. If one rate is above or
+        """Rates at ``len(prior)`` positions. Where evidence is thin, a rate is drawn towards its prior. The weight of a prior
+        shrinks with the evidence against it: a hundred failures without a success are no bad luck. If one rate is above or
         below its prior, the next position is expected to deviate in the same direction. No rate becomes 1, or every further
         guess would look free."""
         rates, shift, prior_weight, most = list[float](), 0.0, TUNING.prior_weight, 1 - 1 / TUNING.memory
