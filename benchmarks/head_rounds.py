@@ -80,9 +80,9 @@ def main() -> None:
         bench = Bench.bundled(untrained(Path(folder), kinds), kinds)
     what = "rounds of heads on a CPU with fixed chains of four, and the speed that heads trained on a GPU would have there"
     for seats in map(int, args.seats.split(",")):
-        rows += measure(bench, seats, num_tokens=args.tokens, rounds=args.rounds)
+        rows += (found := measure(bench, seats, num_tokens=args.tokens, rounds=args.rounds))
         keep_results(args.json, what, rows, script="benchmarks/head_rounds.py")
-        for row in rows[-len(bench.methods) :]:
+        for row in found:
             print(row, flush=True)
 
 

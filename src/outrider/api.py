@@ -60,6 +60,8 @@ class LLM:
       own, ``draft_parallel`` several that run its layers at once, and ``draft_dtype`` a type of its own ("int8").
     - ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt (docs/sparse_prompts.md).
     - ``options`` are the method's own, such as ``num_draft_tokens``; ``outrider methods`` lists them.
+    - Without ``method``, copies of the text are guessed. With a draft model they come first on a CPU, and the model is asked
+      where nothing is found to copy. On a GPU, or with a rule or options, the model drafts alone.
     """
 
     _grammars: GrammarCompiler | None = None
@@ -95,7 +97,9 @@ class LLM:
             names = [bundled_path("draft")]
         source = Source(opening.name_of(model or bundled_path("target")), revision, trust_remote_code)
         self.model_name = str(local_path(source)) if revision else source.name
-        self.method_name = method or ("draft-model" if names else "prompt-lookup")
+        self.method_name = method or opening.default_method(
+            names, device, is_plain=acceptance is None and not {name for name in options if options[name] is not None}
+        )
         opening.check_share(keep_prompt, names)
         opening.check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
         self.codec = load_codec(self.model_name)
