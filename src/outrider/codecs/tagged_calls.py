@@ -50,7 +50,7 @@ class TaggedCalls:
             found = _NAME.match(self._held)
             if found is None:
                 return []
-            self._name, self._held = found[1] or found[2], self._held[found.end() :]
+            self._name, self._held = str(found[1] or found[2]), self._held[found.end() :]
             pieces.append(Piece(Meaning.CALL, self._name))
         while (found := _VALUE.match(self._held)) is not None:
             key, value = (found[1], found[2]) if found[1] is not None else (found[3], found[4])

@@ -103,7 +103,8 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     try:
         return body.as_chat()
     except ValidationError as error:
-        raise ApiError(400, f"input is not valid: {error.errors()[0]['msg']}; correct it", param="input") from None
+        first = error.errors()[0]
+        raise ApiError(400, f"input is not valid: {first['loc'][-1]}: {first['msg']}; correct it", param="input") from None
 
 
 def _add_generation(app: FastAPI, models: Models) -> None:
