@@ -9,7 +9,8 @@ and what a small model says on each set that they have (``pass_check.cpp``). ``-
 on such a machine: a set with the same name finds the same bits.
 
 ``--userland DIR`` names the root folder of another machine's Debian, which ``scripts/userland.py`` makes. The wheel is
-installed there by pip, and the whole demo runs in the emulator, where there is no compiler either.
+installed there by pip, and the whole demo runs in the emulator, where there is no compiler either. ``QEMU_CPU`` names the
+processor: PyTorch's import ended with a segmentation fault on the one that QEMU 7.2 takes by itself (``max``).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def check_userland(wheel: Path, folder: Path) -> None:
     site = next((folder / "root" / "venv" / "lib").glob("python*/site-packages"))
     (site / "lent.pth").write_text(f"/{PACKAGES}\n")
     environment = {"PATH": "/root/venv/bin:/usr/bin:/bin", "OUTRIDER_CACHE": "/root/cache", "PYTHONDONTWRITEBYTECODE": "1"}
-    threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+    threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "QEMU_CPU") if name in os.environ}
     for command in (["python", "-c", _NATIVE], ["outrider", "--version"], ["outrider", "demo"]):
         run_inside(folder, command, **environment, **threads)
 
