@@ -33,13 +33,13 @@ from outrider.core.request import RequestState  # noqa: E402
 from outrider.cuda_graphs import Rounds  # noqa: E402
 from outrider.models.decoder_weights import LayerWeights, Weights  # noqa: E402
 from outrider.models.features import Experts  # noqa: E402
+from outrider.models.few_bits import FewBits  # noqa: E402
 from outrider.models.gpu.decoder import FastDecoder  # noqa: E402
 from outrider.models.gpu.experts import experts_mlp  # noqa: E402
 from outrider.models.gpu.pages import flat_rows, rows_in  # noqa: E402
 from outrider.models.gpu.products import multiply  # noqa: E402
 from outrider.models.gpu.small_batch_matmul import product, reference_product  # noqa: E402
 from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
-from outrider.models.few_bits import FewBits
 from outrider.models.packed import GROUP, LayerMatrices, Packed  # noqa: E402
 from outrider.models.planes import UNIT, Planes, together  # noqa: E402
 from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
