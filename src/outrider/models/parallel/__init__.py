@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import torch
 
@@ -26,6 +27,14 @@ from outrider.models.source import Source, local_path
 __all__ = ["ParallelTarget", "RankError", "load_layers_apart", "load_parallel"]
 
 
+class Running(TypedDict, total=False):
+    """How the passes of a rank run, as in ``load_model``."""
+
+    fast: bool
+    numerics: str
+    page_len: int
+
+
 def load_parallel(
     source: Source,
     size: int,
@@ -33,9 +42,7 @@ def load_parallel(
     dtype: str | None = None,
     device: str | None = None,
     max_len: int | None = None,
-    fast: bool = True,
-    numerics: str = "auto",
-    page_len: int = 0,
+    **running: Unpack[Running],
 ) -> ParallelTarget:
     """The model divided among ``size`` processes; the others as in ``load_model``."""
     if size < 2:
@@ -43,6 +50,7 @@ def load_parallel(
     place, path = device_of(device), local_path(source)
     config = lean_config(path)
     Share(0, size).check(config)
+    fast, page_len, numerics = running.get("fast", True), running.get("page_len", 0), running.get("numerics", "auto")
     if dtype in (None, "auto") and fast and kept_by_auto(path, place):
         dtype = _stored_or_auto(path, config, size, place)
     unit = units_of(path, config, size, dtype, place, fast=fast).columns
