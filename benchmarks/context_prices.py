@@ -2,8 +2,8 @@
 
 The bundled pair reads up to 8,192 tokens with a wider rotary base. Rounds of every draft length are timed behind contexts of
 several lengths, in processor time of one thread, the least of a few rounds. The policy knows the costs of short texts and one
-factor for all lengths, the pace. What it loses by that is computed: for acceptance rates of 0.2 to 0.9, the speed of the length
-that pays best by the prices of the shortest context, as a share of the best speed behind the long one.
+factor for all lengths, the pace. A choice by the prices of the shortest context may be a wrong one. Its speed behind the
+long context is computed as a share of the best speed there, for acceptance rates of 0.2 to 0.9.
 
     OMP_NUM_THREADS=1 PYTHONPATH=src python benchmarks/context_prices.py [--contexts 64,1024,8192] [--json FILE]
 """
