@@ -53,15 +53,13 @@ class LLM:
     - ``max_len`` is the longest context in tokens. ``page_len`` is the size of a page of keys.
     - ``fast=False`` runs the plain PyTorch decoder. ``numerics`` "invariant" insists on plain decoding's text, bit for bit;
       "fast" lets near ties fall otherwise on a GPU (default: invariant, except for weights of few bits).
-    - ``kv_cache`` "fp8" or "int8" stores keys and values in 8 bits, which changes the model's scores a little: half the
-      memory per token. Speculation then emits the text of plain decoding on that cache (docs/kv_cache.md).
+    - ``kv_cache`` "fp8" or "int8" stores keys and values in 8 bits: LOSSY, half the memory a token (docs/kv_cache.md).
     - ``revision`` is a branch, tag or commit on the hub. ``trust_remote_code`` lets a checkpoint run Python code.
     - ``tensor_parallel`` divides the target among processes. ``draft_process`` gives every draft model a process of its
       own, ``draft_parallel`` several that run its layers at once, and ``draft_dtype`` a type of its own ("int8").
     - ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt (docs/sparse_prompts.md).
     - ``options`` are the method's own, such as ``num_draft_tokens``; ``outrider methods`` lists them.
-    - Without ``method``, copies of the text are guessed. With a draft model they come first on a CPU, and the model is asked
-      where nothing is found to copy. On a GPU, or with a rule or options, the model drafts alone.
+    - Without ``method``: prompt-lookup. With a draft model: hybrid on a CPU; draft-model on a GPU, with a rule or options.
     """
 
     _grammars: GrammarCompiler | None = None
@@ -97,9 +95,8 @@ class LLM:
             names = [bundled_path("draft")]
         source = Source(opening.name_of(model or bundled_path("target")), revision, trust_remote_code)
         self.model_name = str(local_path(source)) if revision else source.name
-        self.method_name = method or opening.default_method(
-            names, device, is_plain=acceptance is None and not {name for name in options if options[name] is not None}
-        )
+        given = [acceptance, *options.values()]
+        self.method_name = method or opening.default_method(names, device, is_plain=given.count(None) == len(given))
         opening.check_share(keep_prompt, names)
         opening.check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
         self.codec = load_codec(self.model_name)

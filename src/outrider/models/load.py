@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
-from outrider.models.speed import Speed, refuse
+from outrider.models.speed import Running, Speed, refuse
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 
@@ -42,12 +42,10 @@ def load_model(
     name: str | Source,
     *,
     dtype: str | None = None,
-    kv_cache: str = "auto",
     device: str | None = None,
     max_len: int | None = None,
-    fast: bool = True,
-    numerics: str = "auto",
-    page_len: int = 0,
+    kv_cache: str = "auto",
+    **running: Unpack[Running],
 ) -> Target:
     """The model called ``name``.
 
@@ -64,11 +62,7 @@ def load_model(
     "int8" stores them in 8 bits (``core/key_storage.py``), which changes scores a little."""
     if max_len is not None and max_len < 1:
         raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
-    check_numerics(numerics)
-    storage, place = storage_named(kv_cache), device_of(device)
-    if page_len < 0 or page_len & (page_len - 1):
-        raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 to leave it to the device")
-    speed = _speed(fast, numerics, dtype, page_len)
+    storage, place, speed = storage_named(kv_cache), device_of(device), _speed(dtype, **running)
     target = _load(name if isinstance(name, Source) else Source(name), dtype, place, max_len=max_len, speed=speed)
     return host_side(stored_in(target, storage))
 
@@ -261,13 +255,16 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredT
 
 
 def decoder_of(
-    config: ModelConfig, weights: Weights, *, dtype: str | None, fast: bool, numerics: str, page_len: int, kv_cache: str
+    config: ModelConfig, weights: Weights, *, dtype: str | None, kv_cache: str, **running: Unpack[Running]
 ) -> LayeredTarget:
     """The decoder that ``load_model`` would choose, for weights in memory."""
-    return stored_in(_of_weights(config, weights, _speed(fast, numerics, dtype, page_len)), storage_named(kv_cache))
+    return stored_in(_of_weights(config, weights, _speed(dtype, **running)), storage_named(kv_cache))
 
 
-def _speed(fast: bool, numerics: str, dtype: str | None, page_len: int) -> Speed:
+def _speed(dtype: str | None, *, fast: bool = True, numerics: str = "auto", page_len: int = 0) -> Speed:
+    check_numerics(numerics)
+    if page_len < 0 or page_len & (page_len - 1):
+        raise OptionError(f"page_len = {page_len} is not valid; use a power of two, or 0 to leave it to the device")
     return Speed(fast, numerics, FEW_BITS.get(dtype or "", 16), page_len, dtype == ROUNDED_INPUTS, dtype == EXACT)
 
 

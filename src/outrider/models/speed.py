@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from outrider.core.errors import OptionError
+
+
+class Running(TypedDict, total=False):
+    """Options of ``load_model`` that say how passes run: by default fast, in the usual numerics and pages."""
+
+    fast: bool
+    numerics: str
+    page_len: int
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,17 @@ def fold_len_of(num_slots, folds_above, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.c
 
 
 @triton.jit
+def ends_of(length, start, num_slots, first_query, CHAIN: tl.constexpr, GROUP: tl.constexpr, BQ: tl.constexpr):
+    """Where what all queries of a tile see ends, and where what any of them sees ends."""
+    if CHAIN:
+        common = length + start + first_query // GROUP + 1
+        stop = tl.minimum(length + start + (first_query + BQ - 1) // GROUP + 1, num_slots)
+    else:
+        common, stop = length, num_slots
+    return common, stop
+
+
+@triton.jit
 def origin_of(length, start, CHAIN: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr):
     """The tile that holds the first slot any node of the pass sees."""
     if WINDOW == 0:

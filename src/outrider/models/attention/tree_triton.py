@@ -39,6 +39,7 @@ from outrider.models.attention.tree_tiles import (
     Look,
     Rows,
     Sights,
+    ends_of,
     fold_len_of,
     joined,
     nothing_seen,
@@ -174,12 +175,11 @@ def _launch_pieces(
 @triton.jit(do_not_specialize=["num_nodes", "start", "num_pieces", "folds_above", "num_pages"])
 def _attend_pieces(
     queries, keys, values, key_scales, value_scales, key_tiles, value_tiles, lengths, places, words, depths, parts, peaks, out,
-    sinks, counters,
-    num_nodes, start, num_pieces, folds_above, capacity, num_pages, scale, cap,
+    sinks, counters, num_nodes, start, num_pieces, folds_above, capacity, num_pages, scale, cap,
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr,
     SHORTEST: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr,
-    SCALED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    SCALED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(1) % HEADS, tl.program_id(2)
     num_queries, first_query = num_nodes * GROUP, tl.program_id(1) // HEADS * BQ
@@ -187,10 +187,7 @@ def _attend_pieces(
     is_query, node, query = index < num_queries, index // GROUP, row * num_nodes + index // GROUP
     length = tl.load(lengths + row)  # written long before the kernel in front, so there is nothing to wait for
     num_slots = length + start + num_nodes
-    common, stop = length, num_slots  # where what all queries of the tile see ends, and what any of them sees
-    if WORDS == 0:
-        common = length + start + first_query // GROUP + 1
-        stop = tl.minimum(length + start + (first_query + BQ - 1) // GROUP + 1, num_slots)
+    common, stop = ends_of(length, start, num_slots, first_query, WORDS == 0, GROUP, BQ)
     origin = origin_of(length, start, WORDS == 0, WINDOW, BK)
     of, asking, numbers = (row, head, length, start, common, stop), (query, node, is_query), (capacity, num_pages, scale, cap)
     memory, tiles = (keys, values, key_scales, value_scales), (key_tiles, value_tiles)
@@ -232,6 +229,6 @@ def _attend_pieces(
             asking, numbers, HEADS, D, WORDS, WINDOW, CAPPED, SCALED, BY_PATHS, COPIED, PAGED, BQ, BK, PIECE_LEN,
         )  # fmt: skip
         if low < high:
-            part = first_part + tl.program_id(0) * num_queries
-            store_part(parts, peaks, part, num_parts, is_query, peak, weight, total, D)
+            first_part += tl.program_id(0) * num_queries
+            store_part(parts, peaks, first_part, num_parts, is_query, peak, weight, total, D)
     end(EARLY)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import torch
 
@@ -23,16 +23,9 @@ from outrider.models.parallel.target import ParallelTarget
 from outrider.models.parallel.units import kept_by_auto, units_of
 from outrider.models.share import Share
 from outrider.models.source import Source, local_path
+from outrider.models.speed import Running
 
 __all__ = ["ParallelTarget", "RankError", "load_layers_apart", "load_parallel"]
-
-
-class Running(TypedDict, total=False):
-    """How the passes of a rank run, as in ``load_model``."""
-
-    fast: bool
-    numerics: str
-    page_len: int
 
 
 def load_parallel(
