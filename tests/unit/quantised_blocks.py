@@ -130,6 +130,15 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
     return torch.cat([*_halves(d), high, low[:, ::2] | low[:, 1::2] << 4, _nibbles(q).flatten(1)], 1)
 
 
+_SMALL_FLOATS = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float64)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    exponent = (blocks.abs().amax(1, keepdim=True).log2().floor() + 125).clamp(0, 254)
+    codes = (blocks / 2 ** (exponent - 128)).unsqueeze(-1).sub(_SMALL_FLOATS).abs().argmin(-1).to(torch.uint8)
+    return torch.cat([exponent.to(torch.uint8), _nibbles(codes)], 1)
+
+
 _WRITERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_0": _plain(4),
@@ -141,6 +150,7 @@ _WRITERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }
 
 

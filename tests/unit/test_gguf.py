@@ -76,8 +76,9 @@ def _half(value: float) -> bytes:
 def _legacy_block(name: str) -> tuple[bytes, list[float]]:
     q4, q5 = UP + DOWN, [q + 16 * (BIT4 >> i & 1) for i, q in enumerate(UP + DOWN)]
     table = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
-    bits = struct.pack("<I", BIT4)
+    bits, small = struct.pack("<I", BIT4), [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     return {
+        "MXFP4": (bytes([125]) + NIBBLES, [0.25 * (small[q] if q < 8 else -small[q - 8]) for q in q4]),
         "Q4_0": (_half(0.5) + NIBBLES, [0.5 * (q - 8) for q in q4]),
         "Q4_1": (_half(0.5) + _half(-3.0) + NIBBLES, [0.5 * q - 3 for q in q4]),
         "Q5_0": (_half(0.25) + bits + NIBBLES, [0.25 * (q - 16) for q in q5]),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.tree import TokenTree
 from outrider.models.gguf import hf_config, read_gguf
-from outrider.models.gguf.families import BLOCK_NAMES, EXPERT_NAMES, QK_NORM_NAMES, TOP_NAMES
+from outrider.models.gguf.families import BLOCK_NAMES, EXPERT_NAMES, QK_NORM_NAMES, SINK_NAMES, TOP_NAMES
 from outrider.models.load import load_model
 from outrider.models.native import BUILD, NativeDecoder
 
@@ -26,18 +26,25 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vo
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe": ("qwen3_moe", {"num_experts": 5, "moe_intermediate_size": 32, "head_dim": 16, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {"num_experts": 5}),
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "head_dim": 16, "sliding_window": 6, "intermediate_size": 32}),
     "llama": ("mixtral", {"num_local_experts": 5, "sliding_window": None}),
 }
 """By llama.cpp's name."""
 OURS = {theirs: ours for ours, theirs in (TOP_NAMES | BLOCK_NAMES | QK_NORM_NAMES | EXPERT_NAMES).items()}
+GPT_OSS = OURS | {theirs: ours for ours, theirs in SINK_NAMES.items()} | {"mlp.router": "ffn_gate_inp"}
+OF_GPT_OSS = {
+    **{"attention.sliding_window": 6, "attention.key_length": 16, "rope.freq_base": 150000.0, "rope.scaling.type": "yarn"},
+    **{"rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096},
+    **{"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
+}
 MIXTRAL = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 TREE = TokenTree.of_rows([([5, 6, 7, 8], [-1, 0, 0, 1])])
 
 
-def as_converted(folder: Path, *, pairs: bool) -> dict[str, Tensor]:
+def as_converted(tensors: dict[str, Tensor], *, pairs: bool) -> dict[str, Tensor]:
     """The checkpoint under llama.cpp's names: experts of a layer in one tensor, rotary pairs next to each other in llama."""
     found, stacks = dict[str, Tensor](), defaultdict[str, dict[int, Tensor]](dict)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in tensors.items():
         for theirs, ours in MIXTRAL.items():
             name = name.replace(theirs, ours)  # noqa: PLW2901
         expert = re.search(r"\.experts\.(\d+)\.", name)
@@ -54,11 +61,27 @@ def as_converted(folder: Path, *, pairs: bool) -> dict[str, Tensor]:
     return found | {name: torch.stack([stack[i] for i in sorted(stack)]) for name, stack in stacks.items()}
 
 
-def coded(name: str, tensor: Tensor) -> Any:
-    """Matrices in Q8_0, routers and norms in floats, as llama.cpp quantises."""
-    if tensor.dim() == 1 or "ffn_gate_inp" in name:
+def one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of gpt-oss under llama.cpp's names: gates and ups apart, and every matrix with its inputs last."""
+    found = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        layer, stem, kind = re.fullmatch(r"(?:model\.layers\.(\d+)\.|model\.)?(.*?)(?:[._](weight|bias))?", name).groups()  # pyright: ignore
+        before = "" if layer is None else f"blk.{layer}."
+        if stem.startswith("mlp.experts."):
+            turned = tensor if kind == "bias" else tensor.transpose(1, 2)
+            parts = {"gate": turned[:, ::2], "up": turned[:, 1::2]} if "gate_up" in stem else {"down": turned}
+            found |= {f"{before}ffn_{part}_exps.{kind or 'weight'}": one.contiguous() for part, one in parts.items()}
+        else:
+            name_there = GPT_OSS.get(stem) or GPT_OSS[f"model.{stem}"]
+            found[f"{before}{name_there}.{kind or 'weight'}"] = tensor.contiguous()
+    return found
+
+
+def coded(name: str, tensor: Tensor, kind: str) -> Any:
+    """Matrices in Q8_0, routers, norms and biases in floats, as llama.cpp quantises. Experts in ``kind``."""
+    if tensor.dim() == 1 or "ffn_gate_inp" in name or name.endswith("bias"):
         return tensor
-    code, _, raw = quantised(tensor.flatten(0, -2), "Q8_0")
+    code, _, raw = quantised(tensor.flatten(0, -2), kind if "_exps" in name else "Q8_0")
     return code, tuple(tensor.shape), raw
 
 
@@ -73,13 +96,17 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         **{"attention.head_count": 4, "attention.head_count_kv": 2, "rope.freq_base": 1e6 if arch == "llama" else 10000.0},
         **{"expert_count": 5, "expert_used_count": 2},
         "attention.layer_norm_rms_epsilon": 1e-6 if arch == "qwen3moe" else 1e-5,
-        **({"expert_feed_forward_length": 32} if arch == "qwen3moe" else {}),
+        **({"expert_feed_forward_length": 32} if arch in ("qwen3moe", "gpt-oss") else {}),
+        **(OF_GPT_OSS if arch == "gpt-oss" else {}),
     }
     metadata = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in keys.items()} | _byte_level()
-    tensors = as_converted(folder, pairs=arch == "llama")
+    is_gpt_oss = arch == "gpt-oss"
+    weights = load_file(folder / "model.safetensors")
+    tensors = one_by_one(weights) if is_gpt_oss else as_converted(weights, pairs=arch == "llama")
     plain = write_gguf(folder / "plain.gguf", metadata, tensors)
     metadata[f"{arch}.expert_used_count"] = 5
-    codes = write_gguf(folder / "codes.gguf", metadata, {name: coded(name, tensor) for name, tensor in tensors.items()})
+    kind = "MXFP4" if is_gpt_oss else "Q8_0"
+    codes = write_gguf(folder / "codes.gguf", metadata, {name: coded(name, tensor, kind) for name, tensor in tensors.items()})
     return folder, plain, codes
 
 

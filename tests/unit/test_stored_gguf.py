@@ -201,10 +201,10 @@ def test_scores_do_not_depend_on_what_shares_the_pass(library, tmp_path: Path, k
 
 @pytest.mark.parametrize("kinds", SHARED, ids=lambda kinds: " ".join(kinds.values()))
 def test_float_inputs_have_the_bits_of_float32(library, tmp_path: Path, kinds) -> None:
-    """Of 1 to 70 nodes, in no more memory than with rounded inputs. The reference is the product of dequantised weights."""
+    """Of 1 to 70 nodes, in no more memory than with rounded inputs. Dequantised weights are the reference."""
     path = str(model_file(tmp_path, kinds))
     exact, stored, wide = (load_model(path, dtype=dtype, device="cpu") for dtype in ("stored-exact", "stored", "float32"))
-    assert all(isinstance(each, NativeDecoder) for each in (exact, stored, wide))
+    assert isinstance(exact, NativeDecoder) and isinstance(stored, NativeDecoder) and isinstance(wide, NativeDecoder)
     assert exact.num_bytes == stored.num_bytes < 0.6 * wide.num_bytes
     for count in (1, 2, 3, 4, 5, 17, 70):
         tree = TokenTree.chain(torch.arange(count)[None] % VOCAB)

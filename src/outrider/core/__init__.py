@@ -11,5 +11,6 @@ Begin with ``interfaces.py``; the other files are what its five interfaces speak
     drafters         lasting_memory, rewinding: what some drafters declare
     captured rounds  device_round: drafters and rules that stay on the device
     the tables       method, method_rows, catalog, entry_points, errors, version: parts by name, and what is said of mistakes
+    keys             key_storage: types in which a cache holds keys and values
     the machine      prices, own_time, side_thread, allocator, kept_json, regression: time, memory, threads and small files
 """

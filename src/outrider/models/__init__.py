@@ -6,7 +6,8 @@
     opening           load, source, weight_files, checkpoint, info, dtypes, speed, peft_adapter, export_formats
     what a model is   config, config_parts, families, features, names
     the plain pass    decoder, decoder_weights, weights, layers, norms, rope, experts, latent, latent_weights, prefill, linear
-    fewer bits        packed, planes, stored_rows, padded_heads
+    fewer bits        few_bits, packed, planes, stored_rows, padded_heads
+    keys and values   pools: the pages of a model's cache
     many processes    companion, remote, remote_worker, joint, share, layer_share, layer_groups, lent
     transformers      hf, hf_cache, hf_check, hf_verdict: any model that transformers knows, through its own modules
     small networks    acceptance_head, adapter, exit_predictor, judge_head: trained parts that judge or draft

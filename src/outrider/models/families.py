@@ -188,6 +188,7 @@ _FAMILIES: dict[str, Raw] = {
         "usual_experts": 128,
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
+        "mlp_bias": True,
     },
 }
 _LATENT: Raw = {

@@ -12,6 +12,7 @@ _RENAMED: dict[str, dict[str, str]] = {
         ".mlp.up_proj.": ".mlp.dense_h_to_4h.",
         ".mlp.down_proj.": ".mlp.dense_4h_to_h.",
     },
+    "gpt_oss": {".mlp.gate.": ".mlp.router.", ".self_attn.sinks.weight": ".self_attn.sinks"},
     "starcoder2": {".mlp.up_proj.": ".mlp.c_fc.", ".mlp.down_proj.": ".mlp.c_proj."},
     "mixtral": {
         ".mlp.gate.": ".block_sparse_moe.gate.",

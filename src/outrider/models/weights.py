@@ -239,8 +239,10 @@ class _WeightReader:
                 "down_bias": self._place(self._read(f"{inside}down_proj_bias", count, hidden)),
             }
         one = [self._mlp(f"{inside}{index}.", size) for index in range(count)]
-        found = {name: torch.stack([expert[name] for expert in one]) for name in ("gate_up", "down")}
+        found = {name: torch.stack([expert[name] for expert in one]) for name, first in one[0].items() if first is not None}
         found["router"] = self._matrix(f"{at}mlp.gate", count, hidden)
+        if self._config.mlp_bias:
+            found["router_bias"] = self._bias(f"{at}mlp.gate", count)
         if experts.corrected:
             found["router_correction"] = self._read(f"{at}mlp.gate.e_score_correction_bias", count).float().to(self._device)
         if experts.shared_size:

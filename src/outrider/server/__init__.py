@@ -4,9 +4,10 @@ A request goes through these files in this order.
 
     the door          run, connections, guard, keys, quota, fairness, leaving: sockets, keys and limits
     the routes        app, protocol, responses_protocol, tool_protocol, information, embeddings: what may be asked
-    to the engine     intake, messages, tools, parameters, grammars, trial, order: fields become requests
+    to the engine     intake, chat_prompts, messages, tools, parameters, grammars, trial, order: fields become requests
     the engine        worker, errands, prompt_scores, learning, models: one thread runs the rounds of a model
-    the answer        service, answers, chat_answers, responses, transcript, failures, json_text: text goes back
+    the answer        service, answers, chat_answers, responses, transcript, token_texts, json_text: text goes back
+    refusals          failures, refusals: errors as clients read them
     what is told      metrics, goodput, logs, spans, audit: numbers and lines about all of it
 
 ``settings.py`` holds every limit, ``tidy.py`` returns memory, and ``fleet/`` puts several engines behind one address.

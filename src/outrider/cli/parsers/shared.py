@@ -34,7 +34,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     group.add_argument(
         "--dtype",
         default="auto",
-        help="auto, float32, bfloat16, float16, int8 or stored (GGUF files and quantised folders)",
+        help="auto, float32, bfloat16, float16, int8, stored or stored-exact (GGUF files and quantised folders)",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")

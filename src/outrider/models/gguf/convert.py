@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ModelError
-from outrider.models.gguf.families import MIXTRAL, ROPE_TENSORS, TOP_NAMES, GGUFFamily, family_of
+from outrider.models.gguf.families import ROPE_TENSORS, TOP_NAMES, GGUFFamily, family_of
 from outrider.models.gguf.reader import GGUFFile, ModelKeys
 from outrider.models.gguf.tokenizer import token_ids
 from outrider.models.names import named_in
@@ -67,7 +67,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if family.model_type in ("llama", "qwen3"):
         for key, stem in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
             config[key] = f"blk.0.{stem}.bias" in file.tensors
-    if family.model_type in ("mistral", "phi3"):
+    if family.model_type in ("mistral", "phi3", "gpt_oss"):
         config["sliding_window"] = keys.whole("attention.sliding_window", 0) or None
     if family.norms_plus_one:
         config |= _gemma_config(keys, config)
@@ -84,7 +84,7 @@ def _expert_config(file: GGUFFile, family: GGUFFamily, keys: ModelKeys) -> dict[
     found = {"num_experts_per_tok": keys.whole("expert_used_count"), "norm_topk_prob": family.normalises_experts}
     if family.model_type == "qwen3_moe":
         return found | {"num_experts": count, "moe_intermediate_size": size, "mlp_only_layers": dense}
-    name = "num_local_experts" if family is MIXTRAL else "num_experts"
+    name = "num_experts" if family.model_type == "olmoe" else "num_local_experts"
     return found | {name: count, "intermediate_size": size}
 
 
@@ -156,6 +156,8 @@ def _formula_scaling(keys: ModelKeys) -> dict[str, Any] | None:
     if kind == "yarn":
         original_len = keys.whole("rope.scaling.original_context_length", keys.whole("context_length"))
         scaling["original_max_position_embeddings"] = original_len
+        if keys.architecture == "gpt-oss":  # the file does not say it
+            scaling["truncate"] = False
         betas = {name: keys.real(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
         scaling |= {name: beta for name, beta in betas.items() if beta is not None}
         if (extra := keys.real("rope.scaling.attn_factor")) is not None:

@@ -33,6 +33,8 @@ EXPERT_NAMES = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+SINK_NAMES = {"attn_sinks": "self_attn.sinks", "post_attention_norm": "post_attention_layernorm"}
+"""gpt-oss: scores beside those of the keys, and the norm before the experts."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Factors of the rotary frequencies: part of the configuration, not of the weights."""
 
@@ -59,6 +61,7 @@ FAMILIES = {
     "qwen3": GGUFFamily("qwen3", "Qwen3ForCausalLM", BLOCK_NAMES | QK_NORM_NAMES),
     "qwen3moe": GGUFFamily("qwen3_moe", "Qwen3MoeForCausalLM", BLOCK_NAMES | QK_NORM_NAMES | EXPERT_NAMES),
     "olmoe": GGUFFamily("olmoe", "OlmoeForCausalLM", BLOCK_NAMES | QK_NORM_NAMES | EXPERT_NAMES, normalises_experts=False),
+    "gpt-oss": GGUFFamily("gpt_oss", "GptOssForCausalLM", BLOCK_NAMES | SINK_NAMES | EXPERT_NAMES),
     "phi3": GGUFFamily("phi3", "Phi3ForCausalLM", BLOCK_NAMES | FUSED_NAMES),
     "gemma": GGUFFamily("gemma", "GemmaForCausalLM", norms_plus_one=True),
     "gemma2": GGUFFamily("gemma2", "Gemma2ForCausalLM", SANDWICH_NAMES, norms_plus_one=True),

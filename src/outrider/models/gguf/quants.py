@@ -37,6 +37,7 @@ MAX_THREADS = 16
 
 BITS = np.arange(8, dtype=np.uint8)
 BIT_PAIRS = np.arange(0, 8, 2, dtype=np.uint8)
+MXFP4_TABLE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 IQ4_TABLE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 
 
@@ -170,6 +171,11 @@ def _iq4_xs(blocks: Bytes) -> Floats:
     return _grouped(scale, IQ4_TABLE[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))])
 
 
+def _mxfp4(blocks: Bytes) -> Floats:
+    """Floats of 4 bits (e2m1), 32 of them with a power of two; the table has twice their numbers."""
+    return np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128) * MXFP4_TABLE[_flat(_nibbles(blocks[:, 1:]))]
+
+
 @dataclass(frozen=True)
 class StorageType:
     """How a tensor's numbers lie in the file."""
@@ -207,12 +213,13 @@ STORAGE_TYPES: dict[int, StorageType] = {
     27: StorageType("I64", 1, 8, torch.int64),
     28: StorageType("F64", 1, 8, torch.float64),
     30: StorageType("BF16", 1, 2, torch.bfloat16),
+    39: StorageType("MXFP4", 32, 17, _mxfp4),
 }
 """Keyed by ggml's type number, as it stands in the file."""
 
 UNSUPPORTED_NAMES: dict[int, str] = {
     **{9: "Q8_1", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
-    **{34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+    **{34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"},
 }
 """Types we know only by name, so that the refusal can name them."""
 

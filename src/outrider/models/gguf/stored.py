@@ -32,8 +32,11 @@ from outrider.models.weights import TensorSource
 
 SPAN = 32
 """Inputs that are rounded together."""
-STORED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
-"""Types that stay, in the order in which ``native/stored_types.hpp`` numbers them, from 1."""
+_FIRST = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+NUMBERS = {name: 1 + number for number, name in enumerate(_FIRST)} | {"MXFP4": 19}
+"""The numbers of quantised types in ``native/stored_types.hpp``."""
+STORED = tuple(NUMBERS)
+"""Quantised types that stay."""
 FLOATS = {"F16": 14, "BF16": 15}
 """Floats of 16 bits, and their numbers there. Scores are those of float32, but for F16 on processors that add in 16 bits."""
 KEPT = (*STORED, *FLOATS)
@@ -78,7 +81,7 @@ def row_table(entry: TensorEntry) -> Tensor:
     *rows, row_len = entry.shape
     begins = entry.start + entry.storage.num_bytes(row_len) * torch.arange(math.prod(rows), dtype=STORED_ROWS)
     name = entry.storage.name
-    found = torch.stack((begins, torch.full_like(begins, FLOATS.get(name) or 1 + STORED.index(name))), 1)
+    found = torch.stack((begins, torch.full_like(begins, FLOATS.get(name) or NUMBERS[name])), 1)
     return found.view(*rows, 2)
 
 
@@ -95,7 +98,7 @@ def stored_matrices(file: GGUFFile) -> frozenset[str]:
 
 def is_matrix(entry: TensorEntry) -> bool:
     """Whether the tensor is a matrix, or all experts' matrices of a layer. Routers are not; they stay floats."""
-    return len(entry.shape) >= 2 and not entry.name.endswith(ROUTER)
+    return len(entry.shape) >= 2 and entry.name.endswith(".weight") and not entry.name.endswith(ROUTER)
 
 
 def is_fast_as_stored(file: GGUFFile, *, floats: Collection[str]) -> bool:

@@ -39,7 +39,7 @@ static inline float value(bf16 x) { return to_float(x); }
 // What enters the first layer
 template <class T> static void put_embedding(const Model& m, int64_t token, float* to) {
     const T* from = static_cast<const T*>(m.embedding) + size_t(token) * m.hidden;
-    if (m.embedding_type >= HALF)
+    if (m.embedding_type >= HALF && m.embedding_type <= PACKED_BRAIN)
         widen_row(m.embedding, token, m.embedding_type, m.hidden, to);
     else if (m.embedding_type)
         with_type(m.embedding_type, [&]<class W>() {

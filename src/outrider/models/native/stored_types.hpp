@@ -1,5 +1,5 @@
 // The quantised types of a GGUF file: how the file lays weights out, and how they lie packed, in no more memory than in the file
-// (the scales of Q4_K and Q5_K take 8 bits instead of 6). Q4_Z, Q4_F and Q8_F are ours: GPTQ, AWQ and compressed-tensors come to them
+// (the scales of Q4_K and Q5_K take 8 bits instead of 6, those of MXFP4 16 instead of 8). Q4_Z, Q4_F and Q8_F are ours: GPTQ, AWQ and compressed-tensors come to them
 // (quantised/stored.py).
 //
 // A type's unit is 32 or 256 weights of an output. Packed, the units of sixteen outputs lie together, so that one vector holds the weights
@@ -101,11 +101,11 @@ struct Q6_K : Stored<6, 32, Scales> {
         memcpy(unit.scales, from + 192, 16), unit.scale = half_at(from + 208);
     }
 };
-struct IQ4_NL : Stored<4, 128, Scale, true> {
+struct IQ4_NL : Stored<4, 128, Scale, FineLevels> {
     static constexpr int FILE_BYTES = 18;
     static void read(const uint8_t* from, Unit& unit) { unit.scale = half_at(from), read_halves<16>(from + 2, unit.numbers); }
 };
-struct IQ4_XS : Stored<4, 128, ScalesAlone, true> {  // scales of 6 bits, 32 more than they are: the lower four apart from the others
+struct IQ4_XS : Stored<4, 128, ScalesAlone, FineLevels> {  // scales of 6 bits, 32 more than they are: the lower four apart from the others
     static constexpr int FILE_BYTES = 136;
     static void read(const uint8_t* from, Unit& unit) {
         unit.scale = half_at(from);
@@ -113,6 +113,13 @@ struct IQ4_XS : Stored<4, 128, ScalesAlone, true> {  // scales of 6 bits, 32 mor
             unit.scales[g] = int8_t(((from[4 + g / 2] >> 4 * (g % 2) & 15) | (half_at(from + 2) >> 2 * g & 3) << 4) - 32);
             read_halves<16>(from + 8 + g * 16, unit.numbers + g * SPAN);
         }
+    }
+};
+struct MXFP4 : Stored<4, 16, UpperScale, SmallFloats> {  // a byte of exponent, 127 more than it is
+    static constexpr int FILE_BYTES = 17;
+    static void read(const uint8_t* from, Unit& unit) {
+        unit.scale = from[0] > 1 ? uint16_t((from[0] - 1) << 7) : uint16_t(32 << from[0]);  // a half of it, since numbers are twice theirs
+        read_halves<16>(from + 1, unit.numbers);
     }
 };
 
@@ -154,8 +161,7 @@ static inline void widen_row(const void* from, int64_t row, int64_t type, int in
     }
 }
 
-// f.template operator()<W>() for the type of this number; the order is that of STORED in gguf/stored.py, from 1, and then that of
-// OWN in quantised/stored.py
+// f.template operator()<W>() for the type of this number (NUMBERS in gguf/stored.py, and TYPES in quantised/stored.py)
 template <class F> static auto with_type(int64_t number, F f) {
     switch (number) {
         case 1: return f.template operator()<Q8_0>();
@@ -170,6 +176,7 @@ template <class F> static auto with_type(int64_t number, F f) {
         case 11: return f.template operator()<Q4_Z>();
         case 12: return f.template operator()<Q4_F>();
         case 13: return f.template operator()<Q8_F>();
+        case 19: return f.template operator()<MXFP4>();
         default: return f.template operator()<Q6_K>();
     }
 }

@@ -87,6 +87,15 @@ struct Scales {  // sixteen, for 16 weights
     static float offset_of(const Unit&, int) { return 0.0f; }
 };
 
+struct UpperScale {  // one for 32 weights: the upper half of a float
+    static constexpr int SPANS = 1, GROUPS = 1;
+    static constexpr bool HAS_OFFSETS = false, HAS_ZEROS = false;
+    uint16_t scales[BLOCK];
+    void put(int j, const Unit& unit) { scales[j] = unit.scale; }
+    Part scale(int strip, int, int) const { return upper_part(scales + strip * STRIP); }
+    static float scale_of(const Unit& unit, int) { return to_float(bf16(unit.scale)); }
+    static float offset_of(const Unit&, int) { return 0.0f; }
+};
 struct ScalesAlone {  // eight, for 32 weights
     static constexpr int SPANS = 8, GROUPS = 1;
     static constexpr bool HAS_OFFSETS = false, HAS_ZEROS = false;
@@ -104,19 +113,33 @@ struct ScalesAlone {  // eight, for 32 weights
 // --- sixteen units. The numbers of a span are eight vectors [16 outputs][4 inputs], the first four of inputs 0 .. 15. Of fewer than 8
 // bits, vector v < 4 has its low half-bytes where vector v + 4 has its high ones; then come the upper bits.
 
-// What a code of IQ4_NL and IQ4_XS stands for, and 128 more
-alignas(16) constexpr int8_t LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-alignas(16) constexpr uint8_t RAISED[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+// What codes of four bits stand for: numbers, the same raised by ZERO, and the bits that those take
+struct Plain {
+    static constexpr int NUMBER_BITS = 0;
+};
+struct FineLevels {  // IQ4_NL and IQ4_XS
+    static constexpr int NUMBER_BITS = 8;
+    alignas(16) static constexpr int8_t LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    alignas(16) static constexpr uint8_t RAISED[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+};
+struct SmallFloats {  // twice an e2m1 float
+    static constexpr int NUMBER_BITS = 5;
+    alignas(16) static constexpr int8_t LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    alignas(16) static constexpr uint8_t RAISED[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+};
 
-// IS_CODED: numbers are codes of four bits, which stand for one of sixteen numbers of eight
-template <int BITS_, int ZERO_, class S, bool IS_CODED = false> struct Stored : S {
+template <int BITS_, int ZERO_, class S, class Table = Plain> struct Stored : S {
     static constexpr int BITS = BITS_, ZERO = ZERO_, WIDTH = S::SPANS * SPAN;
-    static constexpr int READ_BITS = IS_CODED ? 8 : BITS;  // of what is multiplied
+    static constexpr bool IS_CODED = Table::NUMBER_BITS > 0;
+    static constexpr int READ_BITS = IS_CODED ? Table::NUMBER_BITS : BITS;  // of what is multiplied
     static constexpr bool IS_SIGNED = SIGNED_NUMBERS && !IS_CODED && (BITS == 8 || (BITS == 4 && ZERO == 8));
     static constexpr int TIMES = IS_SIGNED && BITS == 4 ? 16 : 1;  // what is read is the number times this
     uint8_t numbers[S::SPANS][BITS * 64];
 
-    static int number_of(uint8_t code) { return IS_CODED ? LEVELS[code] : code - ZERO; }
+    static int number_of(uint8_t code) {
+        if constexpr (IS_CODED) return Table::LEVELS[code];
+        else return code - ZERO;
+    }
 
     void put(int j, const Unit& unit) {
         constexpr uint32_t HALF = 0x0f0f0f0f, ONE = 0x01010101;
@@ -144,7 +167,7 @@ template <int BITS_, int ZERO_, class S, bool IS_CODED = false> struct Stored : 
         }
         const Bytes both = load_bytes(from + v * 64);
         if constexpr (IS_CODED) {
-            const void* table = SIGNED_NUMBERS ? static_cast<const void*>(LEVELS) : RAISED;
+            const void* table = SIGNED_NUMBERS && READ_BITS == 8 ? static_cast<const void*>(Table::LEVELS) : Table::RAISED;
             low = looked_up(table, low_halves(both)), high = looked_up(table, high_halves(both));
         } else if constexpr (IS_SIGNED) low = signed_low_halves(both), high = signed_high_halves(both);
         else if constexpr (BITS == 4) low = low_halves(both), high = high_halves(both);

@@ -25,16 +25,15 @@ import torch
 from torch import Tensor
 
 from outrider.models.decoder_weights import STORED_ROWS
-from outrider.models.gguf.stored import SPAN
-from outrider.models.gguf.stored import STORED as GGUF_TYPES
+from outrider.models.gguf.stored import NUMBERS, SPAN
 from outrider.models.packed import factors
 from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.kept import KeptFolder
 from outrider.models.quantised.matrix import Quantised
 
 OWN = ("Q4_Z", "Q4_F", "Q8_F", "F16", "BF16")
-"""Types that no GGUF file has here, in the order in which ``native/stored_types.hpp`` numbers them, after those of GGUF."""
-TYPES = {name: 1 + number for number, name in enumerate((*GGUF_TYPES, *OWN))}
+"""Types that no GGUF file has here, in the order in which ``native/stored_types.hpp`` numbers them, from 11."""
+TYPES = NUMBERS | {name: 11 + number for number, name in enumerate(OWN)}
 FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16"}
 MOST_BYTES = 37
 """Most bytes of a block of 32 weights, whatever its type."""

@@ -11,7 +11,7 @@
 //   BYTES_BEGIN_LESS        whether sums with such weights begin with -128 times the sum of the inputs
 //   whole                   equal whole numbers
 //   without_bias            a whole sum that was added to the bits of 1.5 * 2^23, as a float, times the inputs' scale (spans.hpp)
-//   part                    STRIP numbers of 16 bits (IEEE), of 8 bits, or floats
+//   part, upper_part        STRIP numbers of 16 bits (IEEE), of 8 bits, or floats; of the upper halves of floats
 //   round_to_bytes          writes sixteen floats, at most 127, to the nearest (even) whole number; returns their sum
 //   load_half               sixteen numbers of 16 bits (IEEE); load_pair: those of an even input and of the next, but for LIFT
 //   InputSpan               32 inputs that were rounded: their scale and what sums of products with them begin with
@@ -61,6 +61,7 @@ INLINE V load_half(const uint16_t* p) {
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 INLINE Part part(const uint16_t* halves) { return load_half(halves); }
+INLINE Part upper_part(const uint16_t* from) { return load(static_cast<const bf16*>(from)); }
 INLINE Part part(const int8_t* from) { return load(from); }
 INLINE Part part(const float* from) { return load(from); }
 INLINE int32_t round_to_bytes(V x, int8_t* to) {
@@ -107,6 +108,7 @@ template <int BIT, int MASK> INLINE Bytes upper_bits(Bytes b) {
 }
 INLINE Whole whole(int32_t x) { return Whole{} + x; }
 INLINE Part floats(Whole x) { return __builtin_convertvector(x, Floats); }
+INLINE Part upper_part(const uint16_t* from) { return floats_at(static_cast<const bf16*>(from)); }
 INLINE Part part(const int8_t* from) { return floats(whole_numbers(from)); }
 INLINE Part part(const float* from) { return floats_at(from); }
 

@@ -61,7 +61,7 @@ INLINE void add_one_of_halves(const InputSpan& x, const Bytes (&w)[8], const Par
 
 // A span of R rows times that of the outputs of a strip
 template <int R, class W> INLINE void add_strip(const InputSpan* x, const W& w, int strip, int span, Part* acc, int apart) {
-    constexpr int START = W::BITS == 5 && W::ZERO == 16, HALVES = W::GROUPS == 2;
+    constexpr int START = W::READ_BITS == 5 && W::ZERO == 16, HALVES = W::GROUPS == 2;
     Bytes numbers[8];
     w.template two<0>(strip, span, numbers[0], numbers[4]), w.template two<1>(strip, span, numbers[1], numbers[5]);
     w.template two<2>(strip, span, numbers[2], numbers[6]), w.template two<3>(strip, span, numbers[3], numbers[7]);
