@@ -237,6 +237,14 @@ def test_a_drafter_that_looked_dear_by_chance_is_timed_by_probes() -> None:
     assert policy.plan(state, 1).max_depth > (1,)
 
 
+def test_a_drafter_that_seems_to_cost_many_rounds_is_asked_again_in_the_end() -> None:
+    """A busy machine showed one guess as twenty plain rounds, which no account can pay for. It takes a tenth of one."""
+    policy, machine = Adaptive(), Machine(constant(0.8), 0.1, CURVES["linear"])
+    policy.expect(Given(Prices(((1, ((0.0, 1.0), (8.0, 1.8))),), ((1, ((1.0, 20.0), (8.0, 160.0))),))))
+    lengths = play(policy, machine, 1600).lengths
+    assert not any(lengths[:200]) and fmean(lengths[-100:]) >= 0.9
+
+
 def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:
     """As lookahead's: eight guesses were asked for, one was found, and the pass was as wide as eight ask for."""
     draft, policy = Draft(TokenTree.of_rows([([0] * 4, [-1, 0, 0, 0])]), Draws.DETERMINISTIC), Adaptive()

@@ -143,7 +143,8 @@ class Adaptive(Policy):
         return plan
 
     def _best(self, state: _State, costs: BatchCosts) -> Plan:
-        """The fastest draft. If none pays, a probe, but never two probes in a row."""
+        """The fastest draft. If none pays, a probe, but never two probes in a row. A full account pays for a probe whatever it
+        seems to cost: one wrong time must not end all drafting."""
         count, purse, ends_itself = len(state.rows), self.budget.drafting, self.trust.expected > 0
         self.usual.refresh()
         choices = list[tuple[float, int, float, RoundForecast]]()
@@ -154,7 +155,7 @@ class Adaptive(Policy):
             choices.append((*choice, spread, forecast))
         _, best, spread, forecast = max(choices, key=itemgetter(0))
         lengths, reason = forecast.shares.get(best, (best,) * count), forecast.reason(best, purse)
-        state.is_probe = not (best or state.is_probe) and forecast.risk(1) <= self.budget.probing
+        state.is_probe = not (best or state.is_probe) and min(forecast.risk(1), TUNING.run) <= self.budget.probing
         if state.is_probe:
             self.num_probes += 1
             lengths, reason = (1,) * count, Reason(ReasonCode.PROBE, {"length": 1, "best": 0})
@@ -217,7 +218,7 @@ class Adaptive(Policy):
         self._num_emitted = keep * self._num_emitted + sum(map(len, seen.paths))
         is_reading, state.is_behind = state.is_behind, not is_asked
         costs, draft = self.costs.of(num_rows, seen.prompts.num_places), seen.draft_seconds if is_asked else 0.0
-        is_timed = is_asked and (not is_reading or draft < costs.pace * costs.draft.usual(length))  # reading only adds
+        is_timed = is_asked and (not is_reading or draft < costs.pace * costs.draft.at(length))  # reading only adds
         usual = costs.record(length, width, draft if is_timed else None, seen.seconds - draft)
         if not is_asked:
             return self.budget.rest()
