@@ -39,7 +39,7 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "suffix, no memory": ("suffix", {"memory_tokens": 0}),
     "prompt-lookup": ("prompt-lookup", {}),
     "draft-model": ("draft-model", {}),
-    "hybrid, no memory": ("hybrid", {}),
+    "hybrid, no memory": ("hybrid", {"memory_tokens": 0}),
 }
 """Rows by name, with options. A model without a draft model has neither of the last two. Methods here remember nothing across
 prompts, or repetitions would be copied."""

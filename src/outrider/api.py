@@ -59,7 +59,6 @@ class LLM:
       own, ``draft_parallel`` several that run its layers at once, and ``draft_dtype`` a type of its own ("int8").
     - ``keep_prompt`` below 1 is LOSSY: the target reads only that share of every prompt (docs/sparse_prompts.md).
     - ``options`` are the method's own, such as ``num_draft_tokens``; ``outrider methods`` lists them.
-    - Without ``method``: prompt-lookup. With a draft model: hybrid on a CPU; draft-model on a GPU, with a rule or options.
     """
 
     _grammars: GrammarCompiler | None = None
@@ -95,8 +94,7 @@ class LLM:
             names = [bundled_path("draft")]
         source = Source(opening.name_of(model or bundled_path("target")), revision, trust_remote_code)
         self.model_name = str(local_path(source)) if revision else source.name
-        given = [acceptance, *options.values()]
-        self.method_name = method or opening.default_method(names, device, is_plain=given.count(None) == len(given))
+        self.method_name = method or ("draft-model" if names else "prompt-lookup")
         opening.check_share(keep_prompt, names)
         opening.check_choice(self.model_name, self.method_name, acceptance, names, options, also=signature(LLM).parameters)
         self.codec = load_codec(self.model_name)

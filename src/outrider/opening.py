@@ -22,7 +22,6 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.methods import METHODS, TABLES, rows_of
 from outrider.models.heads import Head
 from outrider.models.importance import ImportantTokens, PromptShare
-from outrider.models.load import device_of
 from outrider.models.source import Source, local_path
 from outrider.vision.load import can_see, load_vision
 from outrider.vision.prompts import Vision
@@ -33,15 +32,6 @@ def name_of(model: Any) -> str:
     if not isinstance(model, str | PathLike):
         raise OptionError(f"{model!r} is not the name of a model; give a folder, a hub name or a .gguf file")
     return fspath(model)
-
-
-def default_method(drafts: Sequence[str], device: str | None, *, is_plain: bool) -> str:
-    """The method where none is named. ``is_plain`` says that neither a rule nor options were given. On a CPU a draft model is
-    asked only where nothing is found to copy. A GPU captures rounds of a draft model alone, and rules and options are its
-    own."""
-    if not drafts:
-        return "prompt-lookup"
-    return "hybrid" if is_plain and device_of(device).type == "cpu" else "draft-model"
 
 
 def needs_draft(method: str, options: Mapping[str, Any]) -> bool:

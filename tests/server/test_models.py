@@ -63,7 +63,7 @@ def test_each_model_answers_as_it_does_alone(tmp_path: Path) -> None:
             f"big={bundled_path('draft')}",
         ]
         loaded = _loaded(*flags, "--adapter", f"tuned={adapter}", kept=kept)
-        assert [one.llm.method_name for one in loaded] == ["hybrid", "prompt-lookup", "hybrid"]
+        assert [one.llm.method_name for one in loaded] == ["draft-model", "prompt-lookup", "draft-model"]
         services = [Service(one.llm, ServerSettings(), name=one.name, parent=one.parent) for one in loaded]
         asyncio.run(_compare(services))
 

@@ -77,6 +77,6 @@ def test_drafters_name_their_memories() -> None:
     assert kinds("suffix") == ["SuffixMemory"] and kinds("suffix", memory_tokens=0) == []
     assert kinds("ngram-cache") == ["NgramMemory"] and kinds("token-recycling") == ["SuccessorTable"]
     assert kinds("swift") == ["SkipSearch"] and kinds("del") == ["ExitStatistics"]
-    assert kinds("hybrid", parts="suffix,ngram-cache", memory_tokens=100_000) == ["SuffixMemory", "NgramMemory"]
+    assert kinds("hybrid", parts="suffix,ngram-cache") == ["SuffixMemory", "NgramMemory"]
     assert kinds("rasd", retriever="ngram-cache") == ["NgramMemory"]
     assert kinds("cascade", inner="suffix", memory_tokens=4096) == ["SuffixMemory"]

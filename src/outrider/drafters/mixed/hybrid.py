@@ -233,6 +233,6 @@ ROW = MethodRow(
     drafter=Hybrid,
     build=build,
     options=HybridOptions,
-    defaults={"num_draft_tokens": 8, "num_tree_nodes": 16, "memory_tokens": 0},
+    defaults={"num_draft_tokens": 8, "num_tree_nodes": 16},
     parts="parts",
 )
