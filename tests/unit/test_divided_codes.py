@@ -8,6 +8,7 @@ import pytest
 import test_stored_gguf
 import torch
 from divided import checkpoint
+from safetensors.torch import load_file
 from test_decoder_families import make_checkpoint
 from test_gguf import _byte_level, write_gguf
 from test_gguf_experts import SHAPE, as_converted, coded
@@ -38,7 +39,8 @@ def experts_file(folder: Path) -> str:
         **{"expert_count": 4, "expert_used_count": 4, "attention.layer_norm_rms_epsilon": 1e-5},
     }
     metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in keys.items()} | _byte_level()
-    tensors = {name: coded(name, tensor) for name, tensor in as_converted(folder, pairs=True).items()}
+    converted = as_converted(load_file(folder / "model.safetensors"), pairs=True)
+    tensors = {name: coded(name, tensor, "Q8_0") for name, tensor in converted.items()}
     return str(write_gguf(folder / "codes.gguf", metadata, tensors))
 
 

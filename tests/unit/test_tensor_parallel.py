@@ -207,6 +207,6 @@ def test_invariant_numerics_are_those_of_the_ranks(is_invariant: bool, monkeypat
     made = SimpleNamespace(traits=TargetTraits(is_invariant=is_invariant), team=team)
     monkeypatch.setattr(parallel_models, "load_parallel", lambda *_, **__: made)
     try:
-        assert divided(2, partial(load_model), Source("x"), numerics="invariant") is made and is_invariant
+        assert divided(2, partial(load_model), Source("x"), numerics="invariant", kv_cache="auto") is made and is_invariant
     except OptionError as error:
         assert "native pass" in str(error) and ended and not is_invariant

@@ -32,6 +32,7 @@ OTHER = TargetTraits(
     has_own_threads=True,
     can_read_out=False,
     why_together=" (it is unusual)",
+    kv_cache="int8",
 )
 """Every trait is another one than the default."""
 
