@@ -173,7 +173,7 @@ def measured(names: Names, arguments: argparse.Namespace) -> dict[str, Sample]:
         is_strange = draft == names.stranger
         row = "pearl" if place == "pearl" and not is_strange else "draft-model"
         length = arguments.length + (place in _AT_ONCE and is_strange)  # they draft one more, for the target's own token
-        more = {"beside": True} if place == "beside" and not is_strange else {}
+        more: dict[str, Any] = {"beside": True} if place == "beside" and not is_strange else {}
         method = llm.compose(row, policy="fixed", num_draft_tokens=length, **more)
         if not is_strange:
             runs[place] = (llm, method, arguments.max_tokens)

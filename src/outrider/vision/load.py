@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -14,6 +14,7 @@ from outrider.core.errors import ModelError, OptionError
 from outrider.models.config import ModelConfig, config_of, why_not_lean
 from outrider.models.dtypes import computing_dtype
 from outrider.models.load import decoder_of, device_of, read_config
+from outrider.models.speed import Running
 from outrider.models.weights import Weights, read_weights
 from outrider.vision.book import Book
 from outrider.vision.families import VisionFamily, family_of
@@ -34,10 +35,10 @@ def load_vision(
     dtype: str | None = None,
     device: str | None = None,
     max_len: int | None = None,
-    fast: bool = True,
-    **speed: Any,
+    kv_cache: str = "auto",
+    **running: Unpack[Running],
 ) -> Vision:
-    """The model in a folder; the options are those of ``load_model`` (``speed``: numerics, page_len, kv_cache)."""
+    """The model in a folder; the options are those of ``load_model``."""
     place, raw = device_of(device), read_config(path)
     family = family_of(raw)
     assert family is not None, "the folder can see"
@@ -47,9 +48,7 @@ def load_vision(
     config = _lean(text, path, family)
     config = config if max_len is None else replace(config, max_len=max_len)
     weights = _with_spare_rows(read_weights(tensors, config, dtype=used, device=place))
-    decoder = decoder_of(
-        config, weights, dtype=dtype, fast=fast, **{"numerics": "auto", "page_len": 0, "kv_cache": "auto", **speed}
-    )
+    decoder = decoder_of(config, weights, dtype=dtype, kv_cache=kv_cache, **running)
     return _eyes(path, raw, text, codec, VisionTarget(decoder, weights.embedding, Book()), tower=tower, family=family)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from typing import Any
 
 from outrider.cli.parser import shown_number
 from outrider.cli.parsers.shared import add_model_options, add_models, add_replicas
@@ -40,7 +41,7 @@ LIMITS = (
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("serve", description=__doc__)
-    defaults = {item.name: item.default for item in fields(ServerSettings)}
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(ServerSettings)}
     parser.add_argument("--host", default=defaults["host"], help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=defaults["port"], help="port to listen on; 0 picks a free one")
     parser.add_argument("--name", help="what the model is called in the API")
