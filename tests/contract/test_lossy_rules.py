@@ -18,7 +18,7 @@ from toy_laws import Experiment, arbitrary, by_draws, chain, distance, grow, mea
 
 from outrider.acceptance.delta import Delta
 from outrider.acceptance.discrepancy import js, kl, tv, w1
-from outrider.acceptance.distance import enumerated_law, enumerated_tv, measure, one_guess_draft
+from outrider.acceptance.distance import enumerated_law, measure, one_guess_draft
 from outrider.acceptance.divergence import Divergence, DivergenceOptions
 from outrider.acceptance.lenient import Lenient, LenientOptions
 from outrider.acceptance.lossy import LossyRule, judged_law
@@ -229,6 +229,11 @@ def laws(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
     p, q = torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
     near = torch.tensor([chance.choice([0.0, 0.6, 0.95, 1.0]) for _ in rows], dtype=torch.float64)[:, None]
     return p, near * p + (1 - near) * q
+
+
+def enumerated_tv(rule: AcceptanceRule, p: torch.Tensor, q: torch.Tensor) -> float:
+    """One-step loss of ``rule`` on the laws ``p`` and ``q`` [V], with one guess x ~ q."""
+    return float(tv(enumerated_law(rule, one_guess_draft(rule, p, q)), p.double()))
 
 
 @pytest.mark.parametrize("name", [*RULES, *LOSSLESS_ENDS])

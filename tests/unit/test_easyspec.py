@@ -136,7 +136,7 @@ def test_what_was_accepted_is_read_exactly() -> None:
 
 def test_a_rank_holds_its_layers(pair: tuple[LLM, LLM]) -> None:
     draft = pair[1].drafts[0]
-    assert isinstance(draft, ParallelTarget) and draft.num_ranks == 2
+    assert isinstance(draft, ParallelTarget) and draft.team.size == 2
     assert draft.num_layers == 5 and draft.vocab_size == VOCAB
     layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 97  # the matrices of one layer
     assert 3 * layer < draft.num_weights < 3.5 * layer, "layers 0, 2 and 4 of 5, and half of the vocabulary"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from outrider.core.errors import OptionError
 from outrider.core.interfaces import Observation
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
-from outrider.drafters.model.sequoia import RankCounts, SequoiaOptions, best_tree, expected_accepted
+from outrider.drafters.model.sequoia import RankCounts, SequoiaOptions, best_tree
 from outrider.drafters.trees.shape import RankPath, TreeShape
 
 
@@ -29,6 +30,14 @@ def openings(tree: frozenset[RankPath], num_ranks: int, max_depth: int) -> list[
     parents = [(), *tree]
     wanted = [(*path, sum(1 for other in tree if other[:-1] == path and other)) for path in parents if len(path) < max_depth]
     return [path for path in wanted if path[-1] < num_ranks]
+
+
+def expected_accepted(tree: TreeShape, by_rank: Sequence[float]) -> float:
+    """Sum over the guesses of the product of p along their paths."""
+    reach: dict[RankPath, float] = {(): 1.0}
+    for path in tree.paths[1:]:
+        reach[path] = reach[path[:-1]] * (by_rank[path[-1]] if path[-1] < len(by_rank) else 0.0)
+    return sum(reach.values()) - 1
 
 
 @pytest.mark.parametrize("max_depth", [1, 2, 3, 6])

@@ -41,11 +41,6 @@ def enumerated_law(rule: AcceptanceRule, draft: Callable[[RandomSource], RowDraf
     return result
 
 
-def enumerated_tv(rule: AcceptanceRule, p: Tensor, q: Tensor) -> float:
-    """One-step loss of ``rule`` on the laws ``p`` and ``q`` [V], with one guess x ~ q."""
-    return float(tv(enumerated_law(rule, one_guess_draft(rule, p, q)), p.double()))
-
-
 def one_guess_draft(rule: AcceptanceRule, p: Tensor, q: Tensor) -> Callable[[RandomSource], RowDraft]:
     """Drafts one guess from ``q`` in the rule's preferred way of drawing. What follows the guess does not matter
     here."""

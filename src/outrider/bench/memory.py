@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 _CLOSED = (type, types.ModuleType, types.FrameType, types.CodeType, types.BuiltinFunctionType, str, bytes, int, float, complex)
@@ -75,8 +74,3 @@ def _storage(item: Any) -> dict[Any, int]:
             base = base.base
         return {("array", base.__array_interface__["data"][0], base.nbytes): base.nbytes}
     return {("object", id(item)): sys.getsizeof(item)} if gc.is_tracked(item) else {}
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """Most bytes that the device has held since the last reset; None on a CPU, where nobody counts."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -110,11 +110,6 @@ class PagePool:
         return num_pages <= len(self._free)
 
     @property
-    def num_available(self) -> int | None:
-        """Pages that could still be taken; None where only memory is the limit."""
-        return None if self.max_pages is None else self.max_pages - self.num_used
-
-    @property
     def page_bytes(self) -> int:
         sizes = ((*block.shape[:2], *block.shape[3:], block.element_size()) for block in self.blocks)
         return sum(math.prod(size) for size in sizes)

@@ -79,14 +79,6 @@ def best_tree(by_rank: tuple[float, ...], num_nodes: int, *, max_depth: int) -> 
     return TreeShape.of_paths(paths)
 
 
-def expected_accepted(tree: TreeShape, by_rank: Sequence[float]) -> float:
-    """Sum over the guesses of the product of p along their paths."""
-    reach: dict[RankPath, float] = {(): 1.0}
-    for path in tree.paths[1:]:
-        reach[path] = reach[path[:-1]] * (by_rank[path[-1]] if path[-1] < len(by_rank) else 0.0)
-    return sum(reach.values()) - 1
-
-
 @dataclass
 class RankCounts:
     """Measures p from rounds of any trees whose siblings stand in order."""

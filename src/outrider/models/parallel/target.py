@@ -62,10 +62,6 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
         self._pass = 0
 
     @property
-    def num_ranks(self) -> int:
-        return self._team.size
-
-    @property
     def num_weights(self) -> int:
         """Numbers in the leader's share."""
         return self._rank.num_weights
