@@ -122,9 +122,11 @@ class ByHeads(Opening):
             if found is not None:
                 return found
         if self.dtype in FEW_BITS or self.dtype == STORED:
-            found = self._of_codes(mine, weights, link)
+            is_packed = weights.rows is not None
+            found = None if is_packed else self._of_codes(mine, weights, link)
             if found is None:
                 why = "a C++ compiler, OUTRIDER_NATIVE not 0, and an architecture of the native pass"
+                why = "a share that the GPU's fast decoder can run" if is_packed else why
                 raise OptionError(f"dtype = {self.dtype!r} of a divided model needs {why}; use 'bfloat16'")
             return found
         if self.fast:

@@ -64,10 +64,11 @@ class PackedRows:
         return parts[0] if len(parts) == 1 else Stacked(tuple(parts))
 
     def part(self, table: Tensor, inputs: tuple[int, int] | None = None) -> Tensor:
+        """The table of a part, on the device of the whole one: where the embedding lies decides which decoder runs."""
         matrix = self.matrix(table)
         pieces = matrix.pieces if isinstance(matrix, Stacked) else (matrix,)
         cut = pieces if inputs is None else [with_inputs(piece, *inputs) for piece in pieces]
-        return torch.cat([self.table(piece) for piece in cut]).view(table.shape)
+        return torch.cat([self.table(piece) for piece in cut]).view(table.shape).to(table.device)
 
 
 def _runs(table: Tensor, kinds: Tensor) -> list[Tensor]:
