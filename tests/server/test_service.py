@@ -249,3 +249,21 @@ def test_settings_refuse_nonsense() -> None:
     with pytest.raises(OptionError, match="max_rows"):
         ServerSettings(max_rows=0)
     assert ServerSettings().is_local
+
+
+@pytest.mark.parametrize(
+    ("way", "path", "status", "words"),
+    [
+        ("POST", "/v1/completion", 404, "did you mean '/v1/completions'?"),
+        ("POST", "/chat/completions", 404, "did you mean '/v1/chat/completions'?"),
+        ("GET", "/zzz", 404, "/v1/embeddings"),
+        ("GET", "/v1/chat/completions", 405, "send POST"),
+    ],
+)
+def test_an_unknown_path_is_answered_with_the_nearest_one(way: str, path: str, status: int, words: str) -> None:
+    async def work(service: Service, client: Any) -> None:
+        answer = await client.request(way, path)
+        assert answer.status_code == status and words in answer.json()["error"]["message"]
+        assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
+
+    run(work)

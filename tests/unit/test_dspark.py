@@ -96,7 +96,7 @@ def test_public_folders_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_not_valid_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="export deepspec"):
+    with pytest.raises(OptionError, match="use format deepspec"):
         export_head(new_head(taps=[1, 2]), tmp_path, form="vllm")
     with pytest.raises(OptionError, match="train with others than 0"):
         export_head(new_head(taps=[0, 2]), tmp_path, form="deepspec")
@@ -148,7 +148,7 @@ def test_the_confidence_head_learns_the_chance_of_acceptance() -> None:
         optimizer.zero_grad()
     assert losses[-1] < 0.6 * losses[0] and error() < 0.5 * first
     assert torch.equal(head.embed_tokens.weight, before)
-    with pytest.raises(NotImplementedError, match="dflash heads have no confidence head"):
+    with pytest.raises(OptionError, match="dflash heads have no confidence head"):
         HeadObjective(random_head("dflash"), TARGET, HeadSettings(confidence_weight=1.0))(batch)
 
 

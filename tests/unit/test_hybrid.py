@@ -213,7 +213,7 @@ def test_a_drafter_that_often_finds_nothing_is_asked_first() -> None:
 
 
 def test_sampled_guesses_cannot_be_fused() -> None:
-    with pytest.raises(CompositionError, match="only chosen guesses"):
+    with pytest.raises(CompositionError, match="whose guesses are chosen"):
         Hybrid([Fixed((1,), draws=Draws.IID)])
 
 

@@ -224,13 +224,13 @@ def test_the_bundled_model_draws_a_digit(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--class", "10"], "classes 0 to 9"),
-        (["--model", "TARGET", "--class", "7"], "classes 0 to 2"),
+        (["--class", "10"], "use 0 to 9"),
+        (["--model", "TARGET", "--class", "7"], "use 0 to 2"),
         (["--model", "TARGET", "--method", "sjdd"], "did you mean 'sjd'"),
         (["--model", "TARGET", "--method", "gsdd"], "did you mean 'gsd'"),
         (["--model", "TARGET", "--acceptance", "lanterm"], "did you mean 'lantern'"),
         (["--model", "TARGET", "--out", "/nowhere/a.png"], "cannot be written"),
-        (["--model", "TARGET", "--out", "a.html"], "end in .png"),
+        (["--model", "TARGET", "--out", "a.html"], "a .png file"),
         (["--model", "TARGET", "--method", "gsd", "--acceptance", "lantern"], "is a rule"),
         (["--model", "TARGET", "-O", "fill"], "NAME=VALUE"),
         (["--model", "TARGET", "--num", "0"], "at least 1"),

@@ -108,10 +108,10 @@ def test_a_merged_folder_is_a_checkpoint_of_the_same_type(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("tensors", "settings", "message"),
     [
-        (_pair("model.layers.9.q_proj"), {}, "belongs to another model"),
+        (_pair("model.layers.9.q_proj"), {}, "trained on"),
         (_pair(_Q, rows=9), {}, "shape"),
         ({f"{_Q}.lora_A.weight": torch.ones(3, 4)}, {}, "lora_B"),
-        (_pair(_Q), {"peft_type": "IA3"}, "only LORA"),
+        (_pair(_Q), {"peft_type": "IA3"}, "IA3.*merge"),
         (_pair(_Q), {"layer_replication": [[0, 1]]}, "layer_replication"),
     ],
     ids=["module", "shape", "half", "kind", "setting"],

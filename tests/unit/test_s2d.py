@@ -247,7 +247,7 @@ def test_bad_options_are_refused(target, draft, options: dict[str, Any], words: 
 
 
 def test_bad_training_is_refused() -> None:
-    with pytest.raises(OptionError, match="judged_exit = 3 is not valid; the exits are 1, 4"):
+    with pytest.raises(OptionError, match="judged_exit = 3 is not valid; use an exit: 1, 4"):
         SortedObjective(fresh(4), TARGET, SortedSettings(exits="1,4", judged_exit=3))
     with pytest.raises(ModelError, match="same vocabulary"):
         SortedObjective(fresh(4, vocab_size=40), TARGET, SortedSettings())

@@ -29,7 +29,7 @@ EVERYTHING = "all"
 
 def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.alpha < 1 or arguments.temperature <= 0:
-        raise OptionError("--alpha must be between 0 and 1, and --temperature above 0 (greedy text is audited anyway)")
+        raise OptionError("--alpha or --temperature is not valid; use 0 to 1 for alpha and more than 0 for the temperature")
     config = AuditConfig(
         num_prompts=arguments.prompts,
         max_tokens=arguments.max_tokens,

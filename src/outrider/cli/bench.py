@@ -151,7 +151,7 @@ def numbers_of(option: str, text: str) -> list[int]:
     except ValueError:
         raise OptionError(f"{option} {text!r} is not valid; write whole numbers with commas, as in 1,4,8") from None
     if any(number < 1 for number in numbers):
-        raise OptionError(f"{option} {text!r} is not valid; every number must be at least 1")
+        raise OptionError(f"{option} {text!r} is not valid; use numbers of at least 1")
     return numbers
 
 

@@ -62,7 +62,7 @@ def _on_ray(arguments: argparse.Namespace, texts: list[str]) -> int:
     if arguments.out is None:
         raise OptionError("--ray writes its answers to a file, so that it can be resumed; name it with --out FILE")
     if arguments.num_beams > 1 or arguments.compare:
-        raise OptionError("--ray generates texts; --num-beams and --compare are for one process, so leave them out")
+        raise OptionError("--num-beams and --compare work in one process only; leave them out, or leave --ray out")
     arguments.job_seed = job_seed(arguments, arguments.out)
     left_out = (
         "prompt",

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.num < 1:
         raise OptionError(f"--num {arguments.num} is not valid; use at least 1")
     if arguments.out.suffix.lower() != ".png":
-        raise OptionError(f"--out {arguments.out} is not valid; it must end in .png")
+        raise OptionError(f"--out {arguments.out} is not valid; give the name of a .png file")
     drawing = draw(arguments)
     write_png(arguments.out, torch.cat([drawn(one) if arguments.show else _plain(one) for one in drawing.pictures]))
     if arguments.show:

@@ -10,7 +10,14 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn, final
 
-from outrider.core.errors import OptionError, closest
+from outrider.core.errors import OptionError, closest, nearest
+
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
+def _called(action: argparse.Action) -> str:
+    """An option's longest name, or what stands in an argument's place in the usage."""
+    return max(action.option_strings, key=len) if action.option_strings else str(action.metavar or action.dest)
 
 
 def shown_number(value: float) -> str:
@@ -44,6 +51,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; see `{self.prog} --help`")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of an option's choices, with the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            raise OptionError(f"{_called(action)} {value!r} is not valid; {nearest(str(value), map(str, action.choices))}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """An option's value of its type. A text that is no number is refused in words."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in _NUMBERS:
+                raise
+            raise OptionError(f"{_called(action)} {arg_string!r} is not valid; write {_NUMBERS[action.type]}") from None
+
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments. An unknown one is refused, and the nearest option suggested."""
         first = arguments[0].partition("=")[0] if arguments else ""
@@ -56,8 +77,8 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, name: str) -> NoReturn:
         is_option = name.startswith("-")
-        hint = closest(name, self.options()) if is_option else ""
-        raise OptionError(f"unknown {'option' if is_option else 'argument'} {name!r}; {hint}see --help")
+        what = f"unknown {'option' if is_option else 'argument'} {name!r}"
+        raise OptionError(f"{what}; {closest(name, self.options() if is_option else ())}see --help")
 
     def options(self) -> list[str]:
         """Every option of this parser and of its subcommands."""

@@ -45,10 +45,10 @@ def _router(arguments: argparse.Namespace, draft: LLM) -> Router:
         return Coin(arguments.threshold)
     if arguments.router == "arbitrage":
         if arguments.learned is None:
-            raise OptionError("router arbitrage needs --learned FILE, which `outrider train router` writes")
+            raise OptionError("router arbitrage needs --learned FILE; make one with `outrider train router`")
         return _learned(arguments, draft)
     if arguments.reward is None:
-        raise OptionError("router rsd needs --reward MODEL, whose opinion of a step counts")
+        raise OptionError("router rsd asks a reward model about each step; name one with --reward MODEL")
     reward = reward_of(LLM(arguments.reward, method="plain"), good=arguments.good, bad=arguments.bad)
     return RewardThreshold(reward, arguments.threshold)
 

@@ -68,7 +68,7 @@ def _link(arguments: argparse.Namespace) -> Wire | None:
     if arguments.link_latency is None:
         return None
     if arguments.link_latency < 0 or arguments.link_bandwidth <= 0:
-        raise OptionError("--link-latency takes microseconds of 0 or more, and --link-bandwidth GB/s above 0")
+        raise OptionError("--link-latency or --link-bandwidth is not valid; use 0 or more microseconds, and more than 0 GB/s")
     return Wire(arguments.link_latency * 1e-6, arguments.link_bandwidth * 1e9)
 
 
@@ -87,7 +87,7 @@ def _beside(scenario: Scenario, rates: Sequence[float], longest: int) -> dict[st
 def _at_once(scenario: Scenario, rates: Sequence[float], arguments: argparse.Namespace) -> dict[str, float]:
     """Print a line for the draft's layers in parallel, below the scenario's own."""
     if arguments.easyspec < 2 or scenario.draft is None:
-        raise OptionError("--easyspec takes 2 devices or more and needs --draft-params: the draft's layers run at once")
+        raise OptionError("--easyspec divides the layers of a draft among devices; give 2 devices or more, and --draft-params")
     easyspec = EasySpecScenario(scenario, arguments.easyspec)
     fuzzy = _rates(arguments.easyspec_acceptance) if arguments.easyspec_acceptance else rates
     best = easyspec.best_length(fuzzy, longest=arguments.longest)

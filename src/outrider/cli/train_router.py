@@ -14,7 +14,7 @@ from outrider.bundled import bundled_path
 from outrider.cli.progress import waiting
 from outrider.cli.route import line_ends
 from outrider.cli.train_options import check_names, filled, read_options
-from outrider.core.errors import OptionError
+from outrider.core.errors import OptionError, nearest
 from outrider.core.method_rows import option_names
 from outrider.routing.advantage import compare, learn_advantage, spearman
 from outrider.routing.language_models import ModelWriter, StateFeatures, reward_of
@@ -51,10 +51,10 @@ def run_router(arguments: argparse.Namespace) -> int:
     if not settings.reward:
         raise OptionError("training a router needs a reward model; give -O reward=MODEL")
     if settings.sees not in ("draft", "reward"):
-        raise OptionError(f"sees = {settings.sees!r} is not valid; use draft or reward")
+        raise OptionError(f"sees = {settings.sees!r} is not valid; {nearest(str(settings.sees), ('draft', 'reward'))}")
     questions = [text for file in arguments.data for text in questions_of(file)]
     if len(questions) < 2:
-        raise OptionError("the files hold fewer than two questions; one at least is held out")
+        raise OptionError("the files hold fewer than two questions, and at least one is held out; give more questions")
     target = LLM(arguments.target, method="plain", device=arguments.device)
     draft = LLM(arguments.draft or bundled_path("draft"), method="plain", device=arguments.device)
     judge = LLM(settings.reward, method="plain", device=arguments.device)

@@ -51,7 +51,7 @@ def banned_words(codec: TextCodec, words: Sequence[str]) -> BannedSequences:
 def only_tokens(ids: Sequence[int], vocab_size: int) -> OnlyTokens:
     bad = next((token for token in ids if not 0 <= token < vocab_size), None)
     if bad is not None:
-        raise RequestError(f"allowed_token_ids holds token {bad}, and the vocabulary is 0 to {vocab_size - 1}")
+        raise RequestError(f"allowed_token_ids holds token {bad}; use ids of the vocabulary, 0 to {vocab_size - 1}")
     allowed = torch.zeros(vocab_size, dtype=torch.bool)
     allowed[list(ids)] = True
     return OnlyTokens(allowed)

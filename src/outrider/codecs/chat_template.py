@@ -24,14 +24,15 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables:
     for message in messages:
         if message.get("role") not in _ROLES or "content" not in message:
             raise RequestError(
-                f"message {dict(message)!r} is not valid; it needs 'content' and a 'role' of {', '.join(_ROLES)}"
+                f"message {dict(message)!r} is not valid; give it 'content' and a 'role', one of {', '.join(_ROLES)}"
             )
     if not messages:
         raise RequestError("the conversation is empty; give at least one message")
     try:
         return _compile(template).render(**{"messages": list(messages), "add_generation_prompt": True, **variables})
     except Exception as error:  # a template is a program: what it does with odd messages is not known
-        raise RequestError(f"the model's chat template refused the conversation: {error}") from None
+        what = f"the model's chat template refused the conversation ({error})"
+        raise RequestError(f"{what}; correct the order or the roles of its messages") from None
 
 
 def open_ended(text: str, last: str) -> str:

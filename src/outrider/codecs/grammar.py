@@ -144,7 +144,7 @@ class GrammarCompiler:
 def grammar_source(*, json_schema: Mapping[str, Any] | str | None, regex: str | None, ebnf: str | None) -> GrammarSource:
     """The one grammar given among the three."""
     if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
-        raise OptionError("grammar() takes exactly one of json_schema=, regex= and ebnf=")
+        raise OptionError("grammar() was given none or several kinds of grammar; give one of json_schema=, regex= and ebnf=")
     if json_schema is not None:
         return json_schema_source(json_schema)
     return regex_source(regex) if regex is not None else ebnf_source(ebnf or "")

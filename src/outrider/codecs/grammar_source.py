@@ -62,7 +62,7 @@ class SourceLimits:
 
     def _check_depth(self, depth: int, noun: str) -> None:
         if depth > self.max_depth:
-            message = f"the {noun} is nested deeper than {self.max_depth} levels; flatten it, or refer to parts with $ref"
+            message = f"the {noun} is nested deeper than {self.max_depth} levels; make it flatter, or refer to parts with $ref"
             raise GrammarTooDeepError(message)
 
 

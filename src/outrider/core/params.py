@@ -119,13 +119,13 @@ class SamplingParams:
         for name, valid, meaning in _BOUNDS:
             value = self.__dict__[name]
             if isinstance(value, bool) or not isinstance(value, int | float) or not valid(value):
-                raise RequestError(f"{name} = {value!r} is not valid; it must be {meaning}")
+                raise RequestError(f"{name} = {value!r} is not valid; use {meaning}")
         self._check_lists()
 
     def _check_lists(self) -> None:
         for text in self.stop:
             if not isinstance(text, str):
-                raise RequestError(f"stop holds {text!r}, which is no string; stop_token_ids takes token ids")
+                raise RequestError(f"stop holds {text!r}, which is no string; give strings, and token ids in stop_token_ids")
             if not text:
                 raise RequestError("stop holds an empty string, which would end every text at once; remove it")
         for name in ("stop_token_ids", "banned_token_ids"):
@@ -133,9 +133,9 @@ class SamplingParams:
             if bad is not None:
                 raise RequestError(f"{name} holds {bad!r}, which is no token id; give whole numbers")
         if self.seed is not None and (not _is_whole(self.seed) or not -(2**63) <= self.seed < 2**64):
-            raise RequestError(f"seed = {self.seed!r} is not valid; it must be a whole number of 64 bits, or None")
+            raise RequestError(f"seed = {self.seed!r} is not valid; use a whole number of 64 bits, or None")
         if self.logprobs is not None and (not _is_whole(self.logprobs) or not 0 <= self.logprobs <= 1000):
-            raise RequestError(f"logprobs = {self.logprobs!r} is not valid; it must be between 0 and 1000, or None")
+            raise RequestError(f"logprobs = {self.logprobs!r} is not valid; use a number from 0 to 1000, or None")
 
     def repeated(self, n: int) -> list[SamplingParams]:
         """The parameters of ``n`` texts of one prompt, with seeds seed, seed + 1 and so on. Each text is the same
@@ -220,9 +220,9 @@ _BOUNDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("max_tokens", _whole(1), "a whole number of at least 1"),
     ("temperature", lambda value: 0 <= value < math.inf, "0 (greedy) or a positive number"),
     ("top_k", _whole(0), "a whole number, 0 to keep every token"),
-    ("top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    ("min_p", lambda value: 0 <= value <= 1, "between 0 and 1"),
-    ("typical_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    ("top_p", lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    ("min_p", lambda value: 0 <= value <= 1, "a number between 0 and 1"),
+    ("typical_p", lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
     ("repetition_penalty", lambda value: 0 < value < math.inf, "a positive number, 1 for none"),
     ("presence_penalty", math.isfinite, "a finite number, 0 for none"),
     ("frequency_penalty", math.isfinite, "a finite number, 0 for none"),

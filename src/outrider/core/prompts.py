@@ -56,7 +56,7 @@ def _with_images(given: Any, name: str) -> ReadPrompt:
     other = sorted(set(map(str, given)) - {"prompt", "images"})
     if other or "prompt" not in given:
         what = f"has {', '.join(other)}, which is not known" if other else "has images and no prompt"
-        raise RequestError(f"{name} {what}; a dict has prompt and images")
+        raise RequestError(f"{name} {what}; give a dict with prompt and images")
     inner, images = given["prompt"], given.get("images", ())
     if isinstance(images, str | bytes) or not isinstance(images, Sequence):
         raise RequestError(f"images of {name} = {_shown(images)} is not a list; give a list, also of one image")

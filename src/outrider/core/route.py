@@ -39,7 +39,7 @@ class Route:
         skipped = (frozenset(attention), frozenset(mlp))
         unknown = sorted(layer for layer in skipped[0] | skipped[1] if not 0 <= layer < num_layers)
         if unknown:
-            raise OptionError(f"layer {unknown[0]} cannot be skipped; the model has layers 0 to {num_layers - 1}")
+            raise OptionError(f"layer {unknown[0]} cannot be skipped; use layers of the model, 0 to {num_layers - 1}")
         taken = [tuple(layer not in part for layer in range(num_layers)) for part in skipped]
         return Route(*taken)
 

@@ -147,7 +147,7 @@ def beam_search(
     """The ``num_beams`` best continuations of one prompt; ``forest`` makes it faster and changes nothing else."""
     room = target.max_len - len(prompt_ids)
     if not prompt_ids or room < 1:
-        raise RequestError(f"the prompt has {len(prompt_ids)} tokens; beam search needs 1 to {target.max_len - 1}")
+        raise RequestError(f"the prompt has {len(prompt_ids)} tokens; give 1 to {target.max_len - 1} for beam search")
     forest = forest or NoForest()
     options = BeamOptions(options.num_beams, min(options.max_tokens, room), options.length_penalty, options.early_stopping)
     search, result, cache = _Search(options, end_ids), BeamResult(), target.new_cache(1)

@@ -94,7 +94,7 @@ class ImageModel:
     def prompt(self, label: int) -> list[int]:
         """The class token of a label."""
         if not 0 <= label < self.num_classes:
-            raise RequestError(f"class {label} does not exist; this model has the classes 0 to {self.num_classes - 1}")
+            raise RequestError(f"class {label} does not exist in this model; use 0 to {self.num_classes - 1}")
         return [self.codebook.num_codes + label]
 
     def params(self, *, temperature: float = 1.0, top_k: int = 0, seed: int | None = None) -> SamplingParams:

@@ -54,7 +54,7 @@ def check_model(model: AdaptedModel, raw: Any) -> TextPromise:
         fits = next((length for length in _contexts(raw, model.max_len) if _bears_company(model, raw, length)), None)
     except Exception as error:  # as above
         return TextPromise(
-            model.max_len, refused=f"{type(raw).__name__} has no room for {model.max_len} tokens ({_short(error)})"
+            model.max_len, refused=f"{type(raw).__name__} has no room for {model.max_len} tokens ({_short(error)}); use less"
         )
     why = (
         f"{type(raw).__name__} places a row's tokens by the longest row beside it (its rotary scaling depends on the length of "

@@ -40,7 +40,7 @@ class PromptShare:
         if isinstance(self.keep, bool) or not 0 < self.keep <= 1:
             raise OptionError(f"keep_prompt = {self.keep!r} is not valid; use a share above 0 and up to 1 (1 reads all)")
         if self.chunk_len < 1 or self.num_last < 1 or self.reach < 0:
-            raise OptionError(f"{self} is not valid; chunk_len and num_last are at least 1, and reach is at least 0")
+            raise OptionError(f"{self} is not valid; use at least 1 for chunk_len and num_last, and at least 0 for reach")
 
     def positions(self, importance: Tensor) -> list[int]:
         """Positions to keep, in order, given the importance [S] of each. Chunks are counted from the end."""

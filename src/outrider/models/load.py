@@ -61,7 +61,7 @@ def load_model(
     of that many tokens, which rows can share (0: 64, but no pages in the plain PyTorch decoder). ``kv_cache`` "fp8" or
     "int8" stores them in 8 bits (``core/key_storage.py``), which changes scores a little."""
     if max_len is not None and max_len < 1:
-        raise OptionError(f"max_len = {max_len} is not valid; it must be a positive number of tokens")
+        raise OptionError(f"max_len = {max_len} is not valid; use a positive number of tokens")
     storage, place, speed = storage_named(kv_cache), device_of(device), _speed(dtype, **running)
     target = _load(name if isinstance(name, Source) else Source(name), dtype, place, max_len=max_len, speed=speed)
     return host_side(stored_in(target, storage))
@@ -164,9 +164,9 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
         why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on {there}"
         raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
     if speed.float_inputs and device.type != "cpu":
-        raise OptionError(f"{what} here; it needs device='cpu'; elsewhere 'float32' has its scores")
+        raise OptionError(f"{what} on this device; use device='cpu', or dtype = 'float32', which has its scores")
     if device.type not in ("cpu", "cuda") or not speed.fast:
-        raise OptionError(f"{what} here; it needs device='cpu' or 'cuda', and fast=True")
+        raise OptionError(f"{what} here; use device='cpu' or 'cuda', and fast=True")
     if not is_gguf:
         decoder = _kept(lean_config(path), checkpoint(path, read_config(path)), device, max_len=max_len, speed=speed)
     elif on_gpu:

@@ -63,9 +63,9 @@ def read_peft_config(folder: Path) -> PeftConfig:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); an adapter is a folder written by PEFT's save_pretrained") from None
+        raise ModelError(f"{path} cannot be read ({error}); give a folder written by PEFT's save_pretrained") from None
     if raw.get("peft_type") != "LORA":
-        raise ModelError(f"{path}: peft_type {raw.get('peft_type')!r} is not supported; only LORA is")
+        raise ModelError(f"{path}: peft_type {raw.get('peft_type')!r} is not supported; merge the adapter with PEFT")
     unknown = next((name for name in _UNKNOWN if raw.get(name)), None)
     if unknown is not None:
         raise ModelError(f"{path}: {unknown} is not supported; merge the adapter with PEFT and serve the merged model")
@@ -85,7 +85,7 @@ class PeftAdapter:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / WEIGHT_FILE).is_file():
-            raise ModelError(f"{folder} has no {WEIGHT_FILE}; an adapter is a folder written by PEFT's save_pretrained")
+            raise ModelError(f"{folder} has no {WEIGHT_FILE}; give a folder written by PEFT's save_pretrained")
         self.folder, self.config = folder, read_peft_config(folder)
         self._modules, self._whole = _sorted_tensors(folder)
 
@@ -114,7 +114,7 @@ class PeftAdapter:
         delta = delta.T if is_embedding or self.config.is_transposed else delta
         if delta.shape != base.shape:
             what = f"{self.folder}: {module} is made for a matrix of shape {list(delta.shape)}"
-            raise ModelError(f"{what}, and the model's is {list(base.shape)}; the adapter belongs to another model")
+            raise ModelError(f"{what}, and the model's is {list(base.shape)}; use the model that it was trained on")
         merged = base.float() + delta
         magnitude = parts.get("lora_magnitude_vector")
         if magnitude is None:
@@ -146,7 +146,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> None:
     found, source = PeftAdapter(adapter), SafetensorsFolder(base)
     missing = sorted(set(found.changed) - source.names)
     if missing:
-        raise ModelError(f"{adapter} changes {missing[0]!r}, which {base} does not have; the adapter belongs to another model")
+        raise ModelError(f"{adapter} changes {missing[0]!r}, which {base} does not have; use the model that it was trained on")
     with torch.inference_mode():
         tensors = {name: found.apply(name, source.read(name)).contiguous() for name in sorted(source.names)}
     beside = [file for file in base.iterdir() if file.is_file() and not file.name.endswith((".safetensors", ".index.json"))]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.errors import OptionError
+from outrider.core.errors import OptionError, nearest
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
 from outrider.models.decoder_weights import Weights
+from outrider.models.families import DEFAULTS
 from outrider.models.features import Latent
 from outrider.models.names import named_in
 from outrider.models.weights import TensorDict, TensorSource, read_weights
@@ -34,7 +35,7 @@ def tiny_config(model_type: str = "llama", **changes: Any) -> ModelConfig:
     }
     config = config_of(raw)
     if config is None:
-        raise OptionError(f"model_type = {model_type!r} is not one of the lean decoder's families")
+        raise OptionError(f"model_type = {model_type!r} is not of the lean decoder; {nearest(model_type, DEFAULTS)}")
     return config
 
 

@@ -35,17 +35,17 @@ def refuse(speed: Speed) -> None:
     the CPU's native pass. A CPU has 8 bits without it, too."""
     if speed.numerics == "invariant":
         raise OptionError(
-            "numerics = 'invariant' is not available for this model here: `outrider info MODEL` says under \"same bits\" where "
-            "scores do not depend on what shares a pass; elsewhere method='plain' with max_batch_size=1 scores every text alone"
+            "numerics = 'invariant' is not available for this model here; see \"same bits\" in `outrider info MODEL`, or use "
+            "method='plain' with max_batch_size=1, which scores every text alone"
         )
     if speed.rounds_inputs:
         raise OptionError(
-            "dtype = 'w8a8' is not available for this model here; it needs the native pass of a CPU (fast=True) "
-            "and matrices with inputs in groups of 32; dtype = 'int8' rounds the weights alone"
+            "dtype = 'w8a8' is not available for this model here; use the native pass of a CPU (fast=True) "
+            "and matrices with inputs in groups of 32, or dtype = 'int8', which rounds the weights alone"
         )
     if speed.bits != 16:
         on_cpu = "; on a CPU it needs the native pass, and dtype = 'int8' does not" if speed.bits == 4 else ""
         raise OptionError(
-            f"dtype = 'int{speed.bits}' is not available for this model here; it needs fast=True, a CUDA device and a model "
+            f"dtype = 'int{speed.bits}' is not available for this model here; use fast=True, a CUDA device and a model "
             f"whose gpu path in `outrider info` is the fast decoder, with SiLU gates and without experts{on_cpu}"
         )

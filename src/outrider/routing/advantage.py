@@ -70,7 +70,7 @@ class Advantage(Router):
     @staticmethod
     def load(file: Path, features: Features, *, threshold: float = 0.5) -> Advantage:
         if not file.is_file():
-            raise OptionError(f"{file} does not exist; `outrider train router` writes one")
+            raise OptionError(f"{file} does not exist; make it with `outrider train router`")
         return Advantage(features, json.loads(file.read_text())["weights"], threshold)
 
 

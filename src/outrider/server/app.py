@@ -15,18 +15,19 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from outrider.core.version import VERSION
 from outrider.server.answers import CompletionAnswer
 from outrider.server.chat_answers import ChatAnswer
 from outrider.server.embeddings import add_embeddings
-from outrider.server.failures import ApiError
+from outrider.server.failures import ApiError, failed
 from outrider.server.guard import Guard
 from outrider.server.information import add_information, add_tokens
 from outrider.server.models import Models
 from outrider.server.protocol import ChatRequest, CompletionRequest
 from outrider.server.quota import Client
-from outrider.server.refusals import refusal_of
+from outrider.server.refusals import no_route, refusal_of
 from outrider.server.responses import ResponseAnswer
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.service import Service
@@ -149,9 +150,20 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(http: HttpRequest, error: HTTPException) -> Response:
+        if error.status_code in (404, 405):
+            return no_route(http.method, http.url.path, _paths(app)).response()
         return ApiError(error.status_code, f"{http.method} {http.url.path}: {error.detail}").response()
 
     @app.exception_handler(Exception)
     async def defect(http: HttpRequest, error: Exception) -> Response:
         _LOG.error("%s failed", http.url.path, exc_info=error)
-        return ApiError(500, "the server failed on this request; its log says why", kind="server_error").response()
+        return failed(type(error).__name__).response()
+
+
+def _paths(app: FastAPI) -> dict[str, set[str]]:
+    """Every path of the API with the methods that it answers."""
+    found: dict[str, set[str]] = {}
+    for route in app.routes:
+        if isinstance(route, Route):
+            found.setdefault(route.path, set()).update(route.methods or ())
+    return found

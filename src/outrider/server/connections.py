@@ -36,7 +36,7 @@ class Door:
         """Count a connection. Returns an error if it is one too many. Every counted connection must ``leave``."""
         self.held[client] += 1
         if self.held[client] > self.max_each:
-            message = f"this client holds {self.max_each} connections already; close some, or use them again"
+            message = f"this client holds {self.max_each} connections already; close some, or send requests over them"
             return ApiError(429, message, kind="rate_limit_error", code="too_many_connections")
         if self.held.total() > self.max_total:
             return ApiError(503, "the server has no connection left; try again in a moment", kind="server_error")
@@ -101,7 +101,7 @@ class GuardedProtocol(H11Protocol):
 
     def _time_out(self) -> None:
         if not self._is_asking and not self.transport.is_closing():
-            self._refuse(ApiError(408, f"the headers did not come within {self._door.header_s:g} s"))
+            self._refuse(ApiError(408, f"the headers did not come within {self._door.header_s:g} s; send them at once"))
 
     def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.body).encode()

@@ -131,7 +131,7 @@ def embedder_of(service: Service, asked: Literal["mean", "last"] | None) -> Embe
 def _last_norm(folder: Path) -> tuple[ModelConfig, Tensor]:
     config = config_of(read_config(folder))
     if config is None:
-        raise ModelError("its architecture is run by transformers")
+        raise ModelError("its architecture is run by transformers; use a model of the lean decoder")
     return config, read_final_norm(SafetensorsFolder(folder), config)
 
 
@@ -142,7 +142,7 @@ async def tokens_of(service: Service, body: EmbeddingRequest) -> list[list[int]]
     if not inputs or any(not one for one in inputs):
         raise ApiError(400, "input is empty; give at least one text or list of tokens, none of them empty", param="input")
     if len(inputs) > _MOST_INPUTS:
-        raise ApiError(400, f"input holds {len(inputs)} texts; at most {_MOST_INPUTS} are taken", param="input")
+        raise ApiError(400, f"input holds {len(inputs)} texts; send at most {_MOST_INPUTS}", param="input")
     return [await _row(service, one, body.truncate_prompt_tokens) for one in inputs]
 
 
@@ -151,7 +151,7 @@ async def _row(service: Service, given: str | list[int], truncate: int | None) -
     ids = given if isinstance(given, list) else await service.intake.tokens_of(given, None, special=True, is_open=False)
     bad = next((token for token in ids if not 0 <= token < target.vocab_size), None)
     if bad is not None:
-        raise ApiError(400, f"input holds token {bad}; the vocabulary is 0 to {target.vocab_size - 1}", param="input")
+        raise ApiError(400, f"input holds token {bad}; use 0 to {target.vocab_size - 1}", param="input")
     ids = ids if truncate is None else ids[-(target.max_len if truncate < 0 else truncate) :]
     if len(ids) > target.max_len:
         message = f"a text of input has {len(ids)} tokens, and the model's context holds {target.max_len}; shorten it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, final
 
 from outrider.server.json_text import JsonAnswer
@@ -21,13 +22,15 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_s: float = 1.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        """``retry_s``: when to try again, for an answer that says so (429, 503)."""
+        """``retry_s``: when to try again, for an answer that says so (429, 503). ``headers``: others."""
         super().__init__(message)
         if len(message) > _LONGEST:  # what was wrong is quoted, and may be long
             message = message[: _LONGEST // 2] + " ... " + message[-_LONGEST // 2 :]
         self.status, self.message, self.kind, self.param = status, message, kind, param
         self.code, self.retry_s = code or _CODES.get(status), retry_s
+        self.headers = dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
@@ -35,13 +38,17 @@ class ApiError(Exception):
 
     def response(self) -> JsonAnswer:
         headers = {"Retry-After": str(max(1, math.ceil(self.retry_s)))} if self.status in (429, 503) else {}
+        headers |= self.headers
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JsonAnswer(self.body, self.status, headers)
 
 
 _LONGEST = 1000
-_CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded", 504: "timeout"}
+_CODES = {
+    401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 429: "rate_limit_exceeded",
+    504: "timeout",
+}  # fmt: skip
 
 
 def busy(limit: int) -> ApiError:

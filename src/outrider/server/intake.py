@@ -146,7 +146,7 @@ class Intake:
     def _check_choices(self, num_prompts: int, num_each: int) -> None:
         count, most = num_prompts * num_each, self._settings.max_choices
         if count > most:
-            message = f"{num_prompts} prompts times {num_each} make {count} choices; at most {most} are taken"
+            message = f"{num_prompts} prompts times {num_each} make {count} choices; ask for at most {most}"
             raise ApiError(400, message, param="n")
 
     def _check_messages(self, count: int, *, is_cut: bool) -> None:

@@ -102,7 +102,7 @@ def _format_schema(body: SamplingFields) -> Mapping[str, Any] | None:
     if wanted.type == "json_object":
         return wanted.schema_ or {"type": "object"}
     if wanted.json_schema is None:
-        raise ApiError(400, "response_format of type json_schema needs the field json_schema", param="response_format")
+        raise ApiError(400, "response_format has no schema; give json_schema", param="response_format")
     return wanted.json_schema.schema_
 
 
@@ -135,4 +135,4 @@ def _bias_of(biases: Mapping[str, float]) -> dict[int, float]:
     try:
         return {int(token): bias for token, bias in biases.items()}
     except ValueError:
-        raise ApiError(400, "logit_bias maps token ids to numbers; one of its keys is no id", param="logit_bias") from None
+        raise ApiError(400, "a key of logit_bias is no token id; use whole numbers", param="logit_bias") from None

@@ -1,11 +1,12 @@
-"""Refuses a body with one sentence: the most telling of the errors that its model found.
+"""Refuses a request with one sentence: a body with the most telling of the errors that its model found, a path with the
+nearest one.
 
 A field of several kinds has an error for each kind that it is not. The one that says most is about the kind that was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,6 +29,15 @@ def refusal_of(errors: Sequence[Mapping[str, Any]], body: Any, known: type[BaseM
         return ApiError(400, f"{where} is no field that is understood here; {hint}leave it out", param=where)
     said = str(worst["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where or 'body'}: {said}", param=where or "body")
+
+
+def no_route(method: str, path: str, known: Mapping[str, Collection[str]]) -> ApiError:
+    """The API error for a path that is not there, or that takes other methods. ``known`` has the methods of each path."""
+    if path in known:
+        able = ", ".join(sorted(known[path]))
+        return ApiError(405, f"{path} does not answer {method}; send {able}", headers={"Allow": able})
+    hint = closest(path, known) or f"paths: {', '.join(sorted(known))}; "
+    return ApiError(404, f"there is no path {path[:_LONGEST]!r} here; {hint}GET /openapi.json describes all of them")
 
 
 def _path(error: Mapping[str, Any], body: Any) -> list[Any]:

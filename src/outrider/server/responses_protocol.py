@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StrictInt
 
+from outrider.core.errors import nearest
 from outrider.server.failures import ApiError
 from outrider.server.messages import has_images, joined_text
 from outrider.server.protocol import ChatRequest, Effort, FirstError, Speculation, StreamOptions, Strict
@@ -119,7 +120,7 @@ class ResponsesRequest(Strict):
         if wanted.type == "json_object":
             return {"type": "json_object"}
         if wanted.schema_ is None:
-            raise ApiError(400, "text.format of type json_schema needs the field schema", param="text")
+            raise ApiError(400, "text.format of type json_schema lacks the schema; give the field schema", param="text")
         return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -148,6 +149,10 @@ def _choice(choice: str | NamedTool | AllowedFlatTools) -> Any:
     return choice
 
 
+_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+"""Types of items of ``input`` that are understood."""
+
+
 def _message(item: dict[str, Any]) -> dict[str, Any]:
     """The message of an input item."""
     kind = item.get("type", "message")
@@ -162,7 +167,7 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
         text = output if isinstance(output, str) else joined_text(_parts(output), "input")
         return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text}
     if kind != "message":
-        message = f"input holds an item of type {str(kind)[:64]!r}; messages, reasoning and function calls are understood"
+        message = f"input holds an item of type {str(kind)[:64]!r}; {nearest(str(kind), _ITEMS)}"
         raise ApiError(400, message, param="input")
     content = item.get("content", "")
     text = content if isinstance(content, str) or has_images(_parts(content)) else joined_text(_parts(content), "input")
@@ -191,5 +196,5 @@ def _one_turn(last: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
 
 def _parts(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise ApiError(400, "the content of an item of input must be a text or a list of parts", param="input")
+        raise ApiError(400, "the content of an item of input is not valid; send a text or a list of parts", param="input")
     return content

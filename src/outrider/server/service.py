@@ -168,7 +168,7 @@ class Service:
         if self.num_active >= self.settings.max_requests:
             raise busy(self.settings.max_requests)
         if not self.worker.is_alive:
-            raise ApiError(503, "the engine is not running; the server's log says why", kind="server_error")
+            raise ApiError(503, "the engine is not running (the log says why); restart the server", kind="server_error")
 
     async def _in_time(self, http: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of work; None if the client left, which cancels the work."""

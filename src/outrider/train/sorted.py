@@ -62,7 +62,7 @@ class SortedObjective(Objective):
         self.exits = exits_of(settings.exits, model.config.num_layers)
         self._judged = settings.judged_exit or self.exits[-1]
         if self._judged not in self.exits:
-            raise OptionError(f"judged_exit = {self._judged} is not valid; the exits are {', '.join(map(str, self.exits))}")
+            raise OptionError(f"judged_exit = {self._judged} is not valid; use an exit: {', '.join(map(str, self.exits))}")
         shared = DistillSettings(settings.loss, chunk=settings.chunk, recompute=settings.recompute)
         self._compare = DistillObjective(self.name, model, target, shared)
 

@@ -57,7 +57,7 @@ class SpecEEObjective(Objective):
 
     def __init__(self, target: Target, settings: SpecEESettings) -> None:
         if settings.num_tokens > target.vocab_size:
-            raise OptionError(f"num_tokens = {settings.num_tokens} is not valid; the target has {target.vocab_size} tokens")
+            raise OptionError(f"num_tokens = {settings.num_tokens} is not valid; use at most {target.vocab_size}")
         self.target, self.settings = target, settings
         self.taps = exit_layers(settings.exits, target.num_layers, most=_MOST_EXITS)
         torch.manual_seed(0)

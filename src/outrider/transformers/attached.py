@@ -45,7 +45,7 @@ def detach(model: Any) -> None:
     """Give ``model.generate`` back to transformers."""
     attached = _attached(model)
     if attached is None:
-        raise OptionError(f"nothing is attached to this {type(model).__name__}; attach(model) comes before detach(model)")
+        raise OptionError(f"nothing is attached to this {type(model).__name__}; call attach(model) before detach(model)")
     del model.generate
     if attached.replaced is not None:
         model.generate = attached.replaced

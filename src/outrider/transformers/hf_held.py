@@ -108,7 +108,8 @@ def _open(model: Any) -> HFModel:
             raise
         except Exception as error:  # architectures fail in many ways, and all of them mean the same here
             reason = " ".join(str(error).split())[:200]
-            raise ModelError(f"{name} cannot be used as a target ({type(error).__name__}: {reason})") from error
+            why = f"{type(error).__name__}: {reason}"
+            raise ModelError(f"{name} cannot be used as a target ({why}); use another model") from error
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def open_parts(
         model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{folder}: transformers cannot open it ({type(error).__name__}: {reason})") from error
+        why = f"{type(error).__name__}: {reason}"
+        raise ModelError(f"{folder}: transformers cannot open it ({why}); fetch it again, or use another model") from error
     inner, head = model.model, model.lm_head
     text = getattr(inner, family.text_module)
     tensors = {f"model.{name}": tensor for name, tensor in text.state_dict().items()}

@@ -62,7 +62,7 @@ class Pixels:
             raise RequestError("the processed image has no image_grid_thw; give all that the model's image processor returns")
         time, height, width = (int(size) for size in self.inputs["image_grid_thw"].flatten())
         if time != 1:
-            raise RequestError(f"image_grid_thw has {time} frames; only still images are read")
+            raise RequestError(f"image_grid_thw has {time} frames; give still images, one frame each")
         return height, width
 
 
@@ -137,8 +137,9 @@ def _bytes_of(image: Any, limits: ImageLimits) -> bytes:
 
 def _file(path: Path, limits: ImageLimits) -> bytes:
     if not path.is_file():
-        hint = "; fetch it first, addresses are not opened here" if str(path).startswith(("http:", "https:")) else ""
-        raise RequestError(f"{path}: no such image file{hint or '; give the path of a PNG, JPEG or WebP file'}")
+        is_address = str(path).startswith(("http:", "https:"))
+        hint = "fetch it first, addresses are not opened here" if is_address else "give the path of a PNG, JPEG or WebP file"
+        raise RequestError(f"{path}: no such image file; {hint}")
     _check_bytes(path.stat().st_size, limits)
     return path.read_bytes()
 

@@ -10,6 +10,7 @@ from typing import Any
 from outrider.core.errors import OptionError
 from outrider.core.request import Origin
 
+_RECORD = "record one with `outrider chat --save-trace`, which writes a round per line"
 _LISTS = ("tokens", "parents", "path", "emitted", "origins")
 _NUMBERS = ("draft_seconds", "seconds")
 
@@ -25,12 +26,12 @@ def read_trace(path: Path, *, request: int | None = None, words_of: WordsOf | No
         raise OptionError(f"trace {path} cannot be read ({error}); check the path") from None
     rounds = [_round(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rounds:
-        raise OptionError(f"trace {path} holds no rounds; record one with `outrider chat --save-trace`")
+        raise OptionError(f"trace {path} holds no rounds; {_RECORD}")
     wanted = rounds[0].get("request") if request is None else request
     chosen = [seen for seen in rounds if seen.get("request") == wanted]
     if not chosen:
         known = sorted({str(seen.get("request")) for seen in rounds})
-        raise OptionError(f"trace {path} has no request {wanted}; it has {', '.join(known)}")
+        raise OptionError(f"trace {path} has no request {wanted}; use one of {', '.join(known)}")
     return [with_words(seen, words_of or (lambda token: f"[{token}]")) for seen in chosen]
 
 
@@ -45,16 +46,16 @@ def _round(line: str, where: str) -> dict[str, Any]:
     try:
         seen = json.loads(line)
     except ValueError as error:
-        raise OptionError(f"{where} is not JSON ({error}); a trace has one round per line") from None
+        raise OptionError(f"{where} is not JSON ({error}); {_RECORD}") from None
     if not isinstance(seen, dict) or not all(isinstance(seen.get(name), list) for name in _LISTS):
-        raise OptionError(f"{where} is not a round: it needs the lists {', '.join(_LISTS)}")
+        raise OptionError(f"{where} is not a round, which has the lists {', '.join(_LISTS)}; {_RECORD}")
     if not all(isinstance(seen.get(name), int | float) for name in _NUMBERS):
-        raise OptionError(f"{where} is not a round: it needs the numbers {', '.join(_NUMBERS)}")
+        raise OptionError(f"{where} is not a round, which has the numbers {', '.join(_NUMBERS)}; {_RECORD}")
     size = len(seen["tokens"])
     in_order = _is_tree(seen["parents"], size) and all(isinstance(node, int) and 0 < node < size for node in seen["path"])
     known = {origin.value for origin in Origin}
     if not in_order or len(seen["origins"]) != len(seen["emitted"]) or not known.issuperset(seen["origins"]):
-        raise OptionError(f"{where} is not a round: its tree or its origins do not fit together")
+        raise OptionError(f"{where} is not a round, since its tree or its origins do not fit together; {_RECORD}")
     return seen
 
 

@@ -66,7 +66,7 @@ class _Writer:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high
-            raise OptionError(f"a document holds token {bad}, and the vocabulary is 0 to {self.vocab_size - 1}")
+            raise OptionError(f"a document holds token {bad} of a vocabulary of {self.vocab_size}; use the model's tokenizer")
         self.max_token = max(self.max_token, high)
         self.num_documents += 1
         room = self.shard_tokens - 1

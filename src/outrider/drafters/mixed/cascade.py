@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.errors import CompositionError, OptionError
+from outrider.core.errors import CompositionError, OptionError, nearest
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.method_rows import MethodRow, Parts
@@ -51,7 +51,7 @@ class CascadeOptions:
 
     def __post_init__(self) -> None:
         if self.inner not in INNER:
-            raise OptionError(f"inner = {self.inner!r} is not valid; use one of {', '.join(INNER)}")
+            raise OptionError(f"inner = {self.inner!r} is not valid; {nearest(str(self.inner), INNER)}")
         for name in ("num_inner_tokens", "num_inner_nodes"):
             value = vars(self)[name]
             if not ((isinstance(value, int) and value >= 1) or (value is None and name == "num_inner_nodes")):

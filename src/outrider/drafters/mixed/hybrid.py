@@ -127,7 +127,7 @@ class Hybrid(Drafter):
         for drafter in drafters:
             if drafter.draws is not Draws.DETERMINISTIC:
                 name = type(drafter).__name__
-                raise CompositionError(f"{name} guesses {drafter.draws.value}; only chosen guesses can be fused")
+                raise CompositionError(f"{name} guesses {drafter.draws.value}; use parts whose guesses are chosen")
         self.drafters = tuple(drafters)
         self.options = options or SharingOptions()
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws, Shape
-from outrider.core.errors import OptionError
+from outrider.core.errors import OptionError, nearest
 from outrider.core.interfaces import Cache, Context, Drafter, Observation, Plan, RowState, Target
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.method_rows import MethodRow, Parts
@@ -68,7 +68,7 @@ class RasdOptions:
     def __post_init__(self) -> None:
         assert self.tree  # raises where its own options are not valid
         if self.retriever not in RETRIEVERS:
-            raise OptionError(f"retriever = {self.retriever!r} is not valid; use one of {', '.join(RETRIEVERS)}")
+            raise OptionError(f"retriever = {self.retriever!r} is not valid; {nearest(str(self.retriever), RETRIEVERS)}")
         if not isinstance(self.draft_depth, int) or self.draft_depth < 1:
             raise OptionError(f"draft_depth = {self.draft_depth!r} is not valid; use a whole number of at least 1")
         if not 0 <= self.min_chance < 1:

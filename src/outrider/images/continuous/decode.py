@@ -108,7 +108,7 @@ class PathEngine:
         target, count = self.target, len(labels)
         bad = next((label for label in labels.tolist() if not 0 <= label < target.num_classes), None)
         if bad is not None:
-            raise RequestError(f"class {bad} does not exist; this model has the classes 0 to {target.num_classes - 1}")
+            raise RequestError(f"class {bad} does not exist in this model; use 0 to {target.num_classes - 1}")
         tokens = torch.zeros(count, target.num_tokens + 1, target.dim, dtype=target.dtype)
         rows = [ImageState(label) for label in labels.tolist()]
         return PathBatch(rows, labels, tokens, target.new_cache(count), self.drafter.start(count), chance)

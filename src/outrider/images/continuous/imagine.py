@@ -58,7 +58,7 @@ def way_of(name: str, options: Mapping[str, Any] | None = None) -> PathWay:
             raise OptionError(f"rule {name!r} has no option {option!r}; {hint}")
         noun, types = _KINDS[valid[option]]
         if type(value) not in types:
-            raise OptionError(f"{option} = {value!r} is not valid; it is {noun}")
+            raise OptionError(f"{option} = {value!r} is not valid; use {noun}")
     schedule = fill(Schedule, {"num_steps": NUM_STEPS, **given})
     rule = None if name == "plain" else fill(PATH_RULES[name], given)
     return PathWay(rule, fill(ContinuousSettings, given), schedule)

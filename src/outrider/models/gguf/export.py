@@ -93,7 +93,9 @@ def _tensors(source: TensorSource, raw: Mapping[str, Any], dtype: torch.dtype) -
         stem, _, kind = name.rpartition(".")
         layer, inner = _place(stem)
         if inner not in names:
-            raise ModelError(f"{source.origin}: tensor {name!r} has no name in a GGUF file; is it a {raw['model_type']} model?")
+            raise ModelError(
+                f"{source.origin}: tensor {name!r} has no name in a GGUF file; correct model_type = {raw['model_type']!r}"
+            )
         short = names[inner]
         if short == "output" and raw.get("tie_word_embeddings"):
             continue

@@ -37,7 +37,7 @@ def export_head_gguf(head: Head, out: Path, *, target: Path, dtype: str = "float
     config, layout = head.config, KINDS[head.config.kind].gguf
     if layout is None:
         able = ", ".join(name for name, kind in KINDS.items() if kind.gguf is not None)
-        raise OptionError(f"{config.kind} heads have no GGUF format, since llama.cpp cannot run them; it runs {able}")
+        raise OptionError(f"{config.kind} heads have no GGUF format, since llama.cpp cannot run them; use heads of kind {able}")
     if dtype not in TYPES:
         raise OptionError(f"unknown dtype {dtype!r} of a GGUF file; {nearest(dtype, TYPES)}")
     _check(config, layout)
@@ -51,7 +51,8 @@ def export_head_gguf(head: Head, out: Path, *, target: Path, dtype: str = "float
 def _check(config: HeadConfig, layout: GgufLayout) -> None:
     check_rotary(config.raw)
     if layout.num_taps and len(config.taps) != layout.num_taps:
-        raise OptionError(f"llama.cpp reads {layout.num_taps} target layers for {config.kind} heads, not {len(config.taps)}")
+        what = f"these {config.kind} heads read {len(config.taps)} target layers"
+        raise OptionError(f"{what} and llama.cpp reads {layout.num_taps}; train with as many -O taps=")
     if not layout.reads_top and config.target_layers and config.target_layers in config.taps:
         raise OptionError(
             f"{config.kind} heads that read the last layer's output (layers {list(config.taps)} of {config.target_layers}) "

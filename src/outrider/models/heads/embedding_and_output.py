@@ -47,7 +47,8 @@ def ends_of(raw: dict[str, Any], source: TensorSource, name: str) -> tuple[dict[
     if config is None or config.norm_kind != "rms":
         raise ModelError(
             f"{name}: heads can be trained for families of the lean decoder with an RMS norm (Llama, Mistral, Qwen, Phi-3, "
-            f"Gemma, OLMo-2, Granite, Mixtral, Mamba-2, Bamba, Qwen3-Next), and this is {raw.get('model_type')!r}"
+            f"Gemma, OLMo-2, Granite, Mixtral, Mamba-2, Bamba, Qwen3-Next), and this is {raw.get('model_type')!r}; use one "
+            "of those"
         )
     shape = (config.vocab_size, config.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *shape).float()

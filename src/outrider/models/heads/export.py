@@ -31,8 +31,8 @@ def export_head(head: Head, out: Path, *, form: str, target_name: str = "target"
         raise OptionError(f"unknown format {form!r}; {nearest(form, FORMATS)}")
     kind = KINDS[head.config.kind]
     if form not in kind.formats:
-        able = ", ".join(kind.formats) or "none: they run here only"
-        raise OptionError(f"{kind.name} heads have no {form} format; formats of {kind.name}: {able}")
+        remedy = f"use {' or '.join(kind.formats)}" if kind.formats else "keep them as they are, they run here only"
+        raise OptionError(f"{kind.name} heads have no {form} format; {remedy}")
     state = {name: _plain(tensor) for name, tensor in head.state_dict().items()}
     config, tensors = kind.export(head, form, state, target_name=target_name)
     write_checkpoint(out, tensors, config=config)

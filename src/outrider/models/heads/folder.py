@@ -35,7 +35,7 @@ def new_head(config: HeadConfig, ends: EmbeddingAndOutput, *, ids: Tensor | None
     head = module_of(config)
     ids = torch.arange(config.vocab_size) if ids is None else ids
     if len(ids) != config.draft_vocab_size:
-        raise ModelError(f"{len(ids)} tokens were given for a draft vocabulary of {config.draft_vocab_size}")
+        raise ModelError(f"{len(ids)} tokens were given for a draft vocabulary of {config.draft_vocab_size}; give as many")
     with torch.no_grad():
         head.d2t.copy_(ids - torch.arange(len(ids)))
         head.adopt(ends, ids)
@@ -178,15 +178,15 @@ def _check_tensors(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], fo
     missing = sorted(set(wanted) - set(state))
     if missing:
         raise ModelError(
-            f"{folder}: tensor {missing[0]!r} is missing ({len(missing)} in all); the file is cut short, or it leaves them "
-            "to the target: `outrider inspect` says which"
+            f"{folder}: tensor {missing[0]!r} is missing ({len(missing)} in all); ask `outrider inspect` whether the "
+            "target has them, or fetch the heads again"
         )
     unknown = sorted(set(state) - set(wanted))
     if unknown:
-        raise ModelError(f"{folder}: tensor {unknown[0]!r} belongs to no such heads; config.json and weights do not fit")
+        raise ModelError(f"{folder}: tensor {unknown[0]!r} belongs to no such heads; fetch config.json and weights again")
     for name, tensor in state.items():
         if tensor.shape != wanted[name].shape:
             raise ModelError(
                 f"{folder}: tensor {name!r} has shape {list(tensor.shape)} and config.json asks for {list(wanted[name].shape)}"
-                "; weights and config belong to different heads"
+                "; fetch both again, from one place"
             )

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.core.errors import OptionError
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.embedding_and_output import EmbeddingAndOutput
 from outrider.models.heads.level_weights import HeadWeights
@@ -129,12 +130,13 @@ class Head(nn.Module, ABC):
     def confidence(self, state: Tensor) -> Tensor:
         """[...] logit of the probability that the guess from a state is accepted if those before it were, for kinds with
         confidence."""
-        raise NotImplementedError(f"{self.config.kind} heads have no confidence head; leave confidence_weight at 0")
+        del state
+        raise OptionError(f"{self.config.kind} heads have no confidence head; leave confidence_weight at 0")
 
     def glance(self, batch: PackedTexts, share: float) -> PackedTexts:
         """The texts with some positions revealed, about ``share`` times the number of wrong guesses, for kinds that glance."""
         del batch, share
-        raise NotImplementedError(f"{self.config.kind} heads do not glance; leave glance at 0")
+        raise OptionError(f"{self.config.kind} heads do not glance; leave glance at 0")
 
     @property
     def frozen(self) -> tuple[str, ...]:

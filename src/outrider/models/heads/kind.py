@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from outrider.core.errors import OptionError
+from outrider.core.errors import OptionError, nearest
 from outrider.models.heads.config import HeadConfig
 from outrider.models.heads.head import Head
 from outrider.models.heads.layer_numbers import default_taps
@@ -124,7 +124,8 @@ class HeadKind(ABC, Generic[Module]):
 
     def export(self, head: Module, form: str, state: dict[str, Tensor], *, target_name: str) -> Exported:
         """Heads in one of ``formats``. ``state`` holds their tensors as they are written."""
-        raise NotImplementedError(f"{self.name} heads have no format {form!r}")
+        del head, state, target_name
+        raise OptionError(f"{self.name} heads have no format {form!r}; {nearest(form, self.formats)}")
 
 
 def plain_keys(head: Head) -> dict[str, Any]:

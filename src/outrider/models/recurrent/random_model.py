@@ -63,7 +63,8 @@ def write_random(folder: Path, raw: Mapping[str, Any], *, seed: int = 0, noise: 
 def _config(raw: Mapping[str, Any]) -> RecurrentConfig:
     config = recurrent_config(raw)
     if config is None:
-        raise OptionError(f"model_type = {raw.get('model_type')!r} with these keys is none of {', '.join(FAMILIES)}")
+        name = str(raw.get("model_type"))
+        raise OptionError(f"model_type = {name!r} with these keys is unknown; {nearest(name, FAMILIES)}")
     return config
 
 

@@ -18,7 +18,7 @@ from ray.serve.schema import LoggingConfig  # pyright: ignore[reportMissingImpor
 from starlette.types import Message
 
 from outrider.core.errors import OptionError
-from outrider.server.failures import ApiError, busy
+from outrider.server.failures import busy, failed
 from outrider.server.fleet.fleet import Call, Fleet, ReplicaLost, Routing
 from outrider.server.fleet.ray_scaling import ENOUGH
 from outrider.server.fleet.replica import Opened, Replica
@@ -157,9 +157,7 @@ class RayFleet(Fleet):
         except BackPressureError:
             raise busy(self._settings.max_requests) from None
         except RayTaskError as error:
-            raise ApiError(
-                500, f"the replica failed on this request ({type(error.cause).__name__})", kind="server_error"
-            ) from error
+            raise failed(f"{type(error.cause).__name__} in a replica") from error
         finally:
             if not is_over:
                 answer.cancel()
