@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from sources import nodes
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -20,7 +22,7 @@ def modules() -> dict[str, Path]:
 
 def imports_of(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Modules of the package that a file names in its imports: ``from package import module`` names the module alone."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import FILES, PACKAGE, nodes, parsed
 
 from outrider.core import errors
 
-PACKAGE = Path(errors.__file__).parents[1]
 OURS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.OutriderError)}
 CLASSES = OURS | {"ApiError", "GrammarTooLargeError", "GrammarTooDeepError"}
 NEAREST = ("nearest", "closest")
@@ -31,11 +31,6 @@ class ErrorText:
     place: str
     text: str
     """With ``UNSAID`` for what only a run knows, and the name of a helper in its place."""
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 class Texts:
@@ -81,18 +76,18 @@ def _are_pairs(target: ast.expr, value: ast.expr) -> bool:
 
 def error_texts(path: Path, root: Path = PACKAGE) -> Iterator[ErrorText]:
     """The text of every error of ours that is made in a file."""
+    if not any(isinstance(node, ast.Call) and _name(node.func) in CLASSES for node in nodes(path)):
+        return
     tree = parsed(path)
     constants = ast.Module([node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)], [])
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inner = {child for one in functions for child in ast.walk(one) if child is not one and isinstance(child, type(one))}
-    for function in functions:
-        if function in inner:
-            continue
-        texts = Texts(constants, function)
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and _name(node.func) in CLASSES and node.args:
-                text = node.args[1] if _name(node.func) == "ApiError" and len(node.args) > 1 else node.args[0]
-                yield ErrorText(f"{path.relative_to(root)}:{node.lineno}", texts.of(text))
+    methods = [node for one in tree.body if isinstance(one, ast.ClassDef) for node in one.body]
+    for function in [*tree.body, *methods]:
+        made = [] if isinstance(function, ast.ClassDef) else [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        made = [node for node in made if _name(node.func) in CLASSES and node.args]
+        texts = Texts(constants, function) if made else None
+        for node in made:
+            text = node.args[1] if _name(node.func) == "ApiError" and len(node.args) > 1 else node.args[0]
+            yield ErrorText(f"{path.relative_to(root)}:{node.lineno}", texts.of(text) if texts else UNSAID)
 
 
 def _name(node: ast.expr) -> str:
@@ -130,7 +125,7 @@ def problems(found: ErrorText) -> Iterator[str]:
 
 @cache
 def _all_texts() -> tuple[ErrorText, ...]:
-    return tuple(text for path in sorted(PACKAGE.rglob("*.py")) for text in error_texts(path))
+    return tuple(text for path in FILES for text in error_texts(path))
 
 
 def test_every_error_says_what_is_wrong_and_what_to_do() -> None:
@@ -160,7 +155,7 @@ BUILTIN = {
 
 def _raised(path: Path) -> Iterator[str]:
     """Names of the classes that a file raises."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield _name(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
 
@@ -168,7 +163,7 @@ def _raised(path: Path) -> Iterator[str]:
 def test_users_get_errors_of_ours() -> None:
     found = {
         str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
+        for path in FILES
         if any(isinstance(getattr(builtins, name, None), type) for name in _raised(path))
     }
     assert found == set(BUILTIN), "raise an error of core/errors.py, or say here why not"

@@ -9,10 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "outrider"
-FILES = sorted(PACKAGE.rglob("*.py"))
+from sources import FILES, PACKAGE, ROOT, nodes, parsed
 
 # Imports go down only; layers of one tuple never import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -29,18 +26,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    """A file is read once for all tests."""
-    return ast.parse(path.read_text())
-
-
-@cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Everything in a file, walked once for all tests."""
-    return tuple(ast.walk(parsed(path)))
 
 
 def in_all_files(problems: Callable[[Path], Iterator[str]]) -> list[str]:
@@ -136,7 +121,7 @@ def test_median_file_is_small() -> None:
 
 def test_median_function_is_small() -> None:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    functions = (node for path in FILES for node in ast.walk(parsed(path)) if isinstance(node, kinds))
+    functions = (node for path in FILES for node in nodes(path) if isinstance(node, kinds))
     sizes = sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
     assert sizes[len(sizes) // 2] <= 8
 

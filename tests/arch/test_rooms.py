@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sources import nodes, parsed
 
 from outrider.methods import METHODS
 
@@ -27,7 +28,7 @@ def file_name(method: str) -> str:
 
 
 def declares_row(path: Path) -> bool:
-    names = (target for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign) for target in node.targets)
+    names = (target for node in parsed(path).body if isinstance(node, ast.Assign) for target in node.targets)
     return any(isinstance(name, ast.Name) and name.id == "ROW" for name in names)
 
 
@@ -76,7 +77,7 @@ def test_drafters_are_frozen() -> None:
     assert len(ours) > 30
     for path in DRAFTERS.rglob("*.py"):
         module = ".".join(path.relative_to(DRAFTERS.parents[1]).with_suffix("").parts)
-        for cls in ast.walk(ast.parse(path.read_text())):
+        for cls in nodes(path):
             if isinstance(cls, ast.ClassDef) and (module, cls.name) in ours:
                 for method in cls.body:
                     if isinstance(method, ast.FunctionDef) and method.name != "__init__":
