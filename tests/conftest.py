@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,18 @@ from tiers import choose_tier
 if can_interpret():
     interpret_kernels()  # before anything of the package is imported
 
+from forked import fork_companions
 from given_prices import expect_given
 from native_build import begin_build, wait_for_build
 
 from outrider import api
 from outrider.core import request
+from outrider.models import companion
 
 torch.set_num_threads(1)
 os.environ.setdefault("OUTRIDER_QUIET", "1")  # standard error holds what tests look for, however slow the machine
 
+fork_companions()
 if not torch.cuda.is_available():
     api.expect_prices = expect_given
 
@@ -50,6 +54,12 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     monkeypatch.setattr(request.secrets, "randbits", random.Random(0).getrandbits)
+
+
+@pytest.fixture
+def started_companions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Companion processes are started as users have them, not forked."""
+    monkeypatch.setattr(companion, "subprocess", subprocess)
 
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import can_fork
 from safetensors.torch import load_file
 from tiers import repeats
 
@@ -35,11 +36,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "texts.jsonl"
     path.write_text("".join(json.dumps({"tokens": [5 + (i * i * j) % 4000 for j in range(24)]}) + "\n" for i in range(1, 11)))
     return path
-
-
-def can_fork() -> bool:
-    """A process that has used a GPU cannot be forked, and neither can one on macOS that has used its libraries."""
-    return sys.platform == "linux" and not torch.cuda.is_initialized()
 
 
 def forked(command: list[str], folder: Path) -> str:

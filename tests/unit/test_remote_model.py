@@ -68,6 +68,7 @@ def test_caches_over_there_follow_those_here(names: tuple[str, str], pair: tuple
     torch.testing.assert_close(rows[0].taps[1], rows[1].taps[1])
 
 
+@pytest.mark.usefixtures("started_companions")
 def test_a_model_that_cannot_run_ahead_drafts_in_one_message(names: tuple[str, str]) -> None:
     """The chain is that of a model here that can, greedy and drawn."""
     here = load_model(names[1], dtype="float32", device="cpu")

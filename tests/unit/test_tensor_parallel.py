@@ -181,6 +181,7 @@ def test_families_in_the_native_pass_and_in_pytorch(tmp_path: Path, family: str,
     assert texts[0] == texts[1]
 
 
+@pytest.mark.usefixtures("started_companions")
 def test_a_dead_rank_is_named_and_ends_the_job(folders: dict[str, str]) -> None:
     llm = LLM(folders["target"], method="plain", dtype="float32", device="cpu", tensor_parallel=2)
     lines = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
