@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from quantised_blocks import quantised
+from test_quantised_kernels import KEPT, matrix_of
 from triton_interpreter import DEVICE
 
 from outrider.models.decoder_weights import LayerWeights
 from outrider.models.experts import ExpertsMlp, chosen_experts
 from outrider.models.features import Experts
+from outrider.models.few_bits import FewBits
+from outrider.models.gguf.quants import STORAGE_TYPES
+from outrider.models.gguf.reader import TensorEntry
 from outrider.models.gpu import experts as grouped
 from outrider.models.gpu.router import route
 from outrider.models.layers import GatedMlp
 from outrider.models.linear import linear_of
-from outrider.models.packed import LayerMatrices, Packed
+from outrider.models.packed import LayerMatrices, Packed, packed_if_in_groups
+from outrider.models.quantised.gguf_planes import LAYOUTS, planes_of
+from outrider.models.quantised.packed_rows import packed
 from outrider.models.random_decoder import tiny_config, tiny_weights
 
 LATENT = {"num_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -30,7 +37,8 @@ SIZES = {"hidden_size": 32, "intermediate_size": 24, "num_local_experts": 5, "nu
 
 
 def layer_of(weights: LayerWeights) -> LayerMatrices:
-    return LayerMatrices(weights.qkv, weights.out, weights.gate_up, weights.down, weights)
+    large = (weights.qkv, weights.out, weights.gate_up, weights.down)
+    return LayerMatrices(*large, weights, weights.shared_gate_up, weights.shared_down)
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 40])
@@ -44,6 +52,35 @@ def test_experts_add_what_the_oracle_adds(family: str, num_rows: int) -> None:
     found = grouped.experts_mlp(x, layer_of(weights), config.experts, activation=config.activation, exact=False)
     assert found.shape == (3, num_rows, 32)
     torch.testing.assert_close(found.sum(0), ExpertsMlp(config, weights)(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", [*KEPT, *LAYOUTS, "int8", "int4"])
+def test_experts_of_few_bits_add_what_their_numbers_add(form: str) -> None:
+    """Every form that checkpoints and files have, in steps of which the last is not full where groups allow it."""
+    depth = 256 if form.endswith("_K") or form in ("gptq-channel", "fp8-blocks", "int4") else 192
+    config = tiny_config("mixtral", **{**SIZES, "hidden_size": depth, "intermediate_size": 256})
+    whole = tiny_weights(config, device=str(DEVICE)).layers[0]
+    packed = {name: in_form(form, vars(whole)[name]) for name in ("gate_up", "down")}
+    numbers = {name: found.unpacked(torch.float32).view_as(vars(whole)[name]) for name, found in packed.items()}
+    x = torch.randn(6, depth, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    assert config.experts is not None
+    layer = LayerMatrices(whole.qkv, whole.out, packed["gate_up"], packed["down"], whole)
+    found = grouped.experts_mlp(x, layer, config.experts, activation=config.activation, exact=False)
+    expected = ExpertsMlp(config, replace(whole, **numbers))(x)
+    torch.testing.assert_close(found.sum(0), expected, atol=1e-3, rtol=1e-3)
+
+
+def in_form(form: str, whole: torch.Tensor) -> FewBits:
+    """[E, out, in] matrices as a rounded model, a quantised checkpoint or a GGUF file has them."""
+    if form.startswith("int") and form.removeprefix("int").isdigit():
+        return packed_if_in_groups(whole, int(form.removeprefix("int")))
+    if form in LAYOUTS:
+        code, _, raw = quantised(whole.flatten(0, 1).cpu(), form)
+        entry = TensorEntry("m", tuple(whole.shape), STORAGE_TYPES[code], 0)
+        rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(whole.shape[0] * whole.shape[1], -1)
+        return planes_of(rows.to(DEVICE), entry)
+    matrix = matrix_of(form, tuple(whole.flatten(0, 1).shape))
+    return packed(matrix, DEVICE, zeros=matrix.zeros is not None)
 
 
 @pytest.mark.parametrize(("size", "num_rows"), [(32, 1), (160, 7), (96, 40)])

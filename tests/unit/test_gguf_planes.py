@@ -175,12 +175,13 @@ def test_matrices_of_checkpoints_are_still_one(tmp_path: Path) -> None:
     assert isinstance(rows.matrix(torch.cat([rows.table(piece) for piece in pieces])), Packed)
 
 
-def test_experts_and_odd_heads_are_named() -> None:
+def test_latents_and_odd_heads_are_named() -> None:
     from outrider.models.random_decoder import tiny_config
 
     shapes: dict[str, Any] = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     assert not why_not_on_gpu(tiny_config("llama", **shapes))
-    assert "experts in the blocks of a file" in why_not_on_gpu(tiny_config("mixtral", **shapes, num_local_experts=4))
+    assert not why_not_on_gpu(tiny_config("mixtral", **shapes, num_local_experts=4))
+    assert "latent attention in the blocks of a file" in why_not_on_gpu(tiny_config("deepseek_v3"))
     odd = tiny_config("llama", **{**shapes, "head_dim": 24})
     assert "heads of 24 in the blocks of a file" in why_not_on_gpu(odd)
 
@@ -198,8 +199,8 @@ def test_the_option_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(load, "gguf_planes", lambda *_: None)
     with pytest.raises(OptionError, match=r"is not available for .*: it needs triton; use 'bfloat16'"):
         load_model(path, dtype="stored", device="cuda")
-    monkeypatch.setattr(load, "why_not_on_gpu", lambda config: ["experts in the blocks of a file"])
-    with pytest.raises(OptionError, match="the fast decoder has no experts in the blocks of a file; use 'bfloat16'"):
+    monkeypatch.setattr(load, "why_not_on_gpu", lambda config: ["latent attention in the blocks of a file"])
+    with pytest.raises(OptionError, match="the fast decoder has no latent attention in the blocks of a file; use 'bfloat16'"):
         load_model(path, dtype="stored", device="cuda")
 
 

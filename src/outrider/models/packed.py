@@ -162,7 +162,7 @@ class Stacked:
 
 
 Matrix = Tensor | FewBits | Stacked
-_LARGE = {"qkv", "out", "gate_up", "down"}
+_LARGE = ("qkv", "out", "gate_up", "down", "shared_gate_up", "shared_down", "query_up")
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +174,11 @@ class LayerMatrices:
     gate_up: Matrix
     down: Matrix
     rest: LayerWeights
+    shared_gate_up: Matrix | None = None
+    """Those of the MLP beside experts."""
+    shared_down: Matrix | None = None
+    query_up: Matrix | None = None
+    """Makes queries of their latents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +195,8 @@ class Matrices:
     def bytes_read(self) -> int:
         """Bytes that a pass reads: everything but the embedding, with all experts."""
         rest = [vars(layer.rest) for layer in self.layers]
-        small = [each[name] for each in rest for name in each.keys() - _LARGE if each[name] is not None]
-        large = [matrix for layer in self.layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        small = [each[name] for each in rest for name in each.keys() - {*_LARGE} if each[name] is not None]
+        large = [each for layer in self.layers for name in _LARGE if (each := getattr(layer, name)) is not None]
         last = [] if self.norm is None else [self.norm]
         return sum(tensor.nbytes for tensor in [*small, *large, *last, self.head])
 
@@ -202,7 +207,7 @@ def matrices_of(weights: Weights, bits: int) -> Matrices:
     shrink = partial(_shrunk, bits=bits, rows=weights.rows)
     embedding = _kept_embedding(weights)
     head = embedding if weights.head is weights.embedding and isinstance(embedding, FewBits) else shrink(weights.head)
-    layers = [_layer(layer, shrink) for layer in weights.layers]
+    layers = [_layer(layer, shrink, weights.dtype) for layer in weights.layers]
     return Matrices(embedding, layers, weights.norm, head, weights.norm_bias)
 
 
@@ -225,13 +230,24 @@ def _shrunk(weight: Tensor, bits: int, rows: PackedSource | None) -> Matrix:
 
 
 def packed_if_in_groups(weight: Tensor, bits: int) -> Packed:
-    """The matrix rounded to this many bits, or to 8 where its inputs do not come in groups of 128."""
+    """The matrix rounded to this many bits, or to 8 where its inputs do not come in groups of 128. Experts stand one below the
+    other."""
+    weight = weight.flatten(0, -2)
     return pack(weight, 4 if bits == 4 and weight.shape[1] % GROUP == 0 else 8)
 
 
-def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix]) -> LayerMatrices:
+def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix], dtype: torch.dtype) -> LayerMatrices:
     """A layer that drops its original matrices once they are packed."""
-    qkv, out, gate_up, down = (shrink(matrix) for matrix in (weights.qkv, weights.out, weights.gate_up, weights.down))
-    none, found = weights.qkv.new_empty(0, 0), {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
-    weights = replace(weights, **{name: none for name, matrix in found.items() if not isinstance(matrix, Tensor)})
-    return LayerMatrices(qkv, out, gate_up, down, weights)
+    found = {name: shrink(matrix) for name in _LARGE if (matrix := getattr(weights, name)) is not None}
+    if weights.router is not None:
+        found |= {name: _of_experts(found[name], len(weights.router), dtype) for name in ("gate_up", "down")}
+    none = weights.qkv.new_empty(0, 0)
+    rest = replace(weights, **{name: none for name, matrix in found.items() if not isinstance(matrix, Tensor)})
+    return LayerMatrices(rest=rest, **found)
+
+
+def _of_experts(matrix: Matrix, count: int, dtype: torch.dtype) -> Matrix:
+    """Experts in one form, or [E, out, in] in ``dtype`` where they come in several: one product multiplies all of them."""
+    if not isinstance(matrix, Stacked):
+        return matrix
+    return torch.cat([piece.unpacked(dtype) for piece in matrix.pieces]).unflatten(0, (count, -1))

@@ -47,5 +47,5 @@ def refuse(speed: Speed) -> None:
         on_cpu = "; on a CPU it needs the native pass, and dtype = 'int8' does not" if speed.bits == 4 else ""
         raise OptionError(
             f"dtype = 'int{speed.bits}' is not available for this model here; use fast=True, a CUDA device and a model "
-            f"whose gpu path in `outrider info` is the fast decoder, with SiLU gates and without experts{on_cpu}"
+            f"whose gpu path in `outrider info` is the fast decoder{on_cpu}"
         )

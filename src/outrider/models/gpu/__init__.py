@@ -32,7 +32,7 @@ def gpu_decoder(
     """The fast decoder, if model, type and device allow it, with matrices rounded to ``bits``; otherwise None. With
     ``page_len`` 0 it chooses the tokens of a page itself. With a ``joint`` it is one rank's share."""
     check_numerics(numerics)
-    if not can_run(config, weights.dtype, weights.embedding.device, bits=bits):
+    if not can_run(config, weights.dtype, weights.embedding.device):
         return None
     from outrider.models.gpu.decoder import FastDecoder  # needs triton
     from outrider.models.gpu.pages import PAGE_LEN
@@ -48,9 +48,9 @@ def check_numerics(numerics: str) -> None:
         raise OptionError(f"numerics = {numerics!r} is not valid; {nearest(numerics, NUMERICS)}")
 
 
-def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, bits: int = 16) -> bool:
+def can_run(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the fast decoder supports this model, and the device can run its kernels."""
-    return not missing_features(config, bits) and dtype in (torch.bfloat16, torch.float16) and runs_kernels(device)
+    return not missing_features(config) and dtype in (torch.bfloat16, torch.float16) and runs_kernels(device)
 
 
 def runs_kernels(device: torch.device) -> bool:

@@ -50,10 +50,10 @@ def experts_mlp(x: Tensor, layer: LayerMatrices, experts: Experts, *, activation
     expert_product(x, layer.gate_up, weights.gate_up_bias, inner, blocks, per_row=experts.num_chosen, activation=activation)
     out = x.new_empty(experts.num_chosen, num_rows, hidden, dtype=torch.float32)
     expert_product(inner, layer.down, weights.down_bias, out, blocks, per_row=experts.num_chosen, activation=None)
-    if weights.shared_gate_up is None or weights.shared_down is None:
+    if layer.shared_gate_up is None or layer.shared_down is None:
         return out
-    beside = multiply(x, weights.shared_gate_up, Kind.GATED, exact=exact, finish=Finish(activation))
-    added = multiply(beside, weights.shared_down, Kind.NARROW, exact=exact)
+    beside = multiply(x, layer.shared_gate_up, Kind.GATED, exact=exact, finish=Finish(activation))
+    added = multiply(beside, layer.shared_down, Kind.NARROW, exact=exact)
     return torch.cat((out, added if added.dim() == 3 else added[None]))
 
 

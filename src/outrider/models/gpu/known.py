@@ -19,11 +19,10 @@ def head_dim_for(config: ModelConfig) -> int:
     return max(16, 1 << (config.head_dim - 1).bit_length())
 
 
-def missing_features(config: ModelConfig, bits: int = 16) -> list[str]:
+def missing_features(config: ModelConfig) -> list[str]:
     """Features of a model that the fast decoder lacks; empty if it can run."""
     wider = head_dim_for(config) != config.head_dim
     windows = [window for window in config.windows if window is not None and window < config.max_len]
-    plain = config.activation == "silu" and config.gated and not config.mlp_bias and config.experts is None
     latent = config.latent
     sizes = (16,) if latent is None else (latent.rank, latent.rope_dim)
     found = {
@@ -34,8 +33,6 @@ def missing_features(config: ModelConfig, bits: int = 16) -> list[str]:
         f"latents of more than 512 ({sizes[0]})": sizes[0] > 512,
         f"a window of {min(windows, default=0)}, less than {SHORTEST_WINDOW}": min(windows, default=1 << 30) < SHORTEST_WINDOW,
         "layer norms after attention and MLP": config.post_norms and config.norm_kind != "rms",
-        f"weights of {bits} bits with latent attention": bits < 16 and latent is not None,
-        f"weights of {bits} bits with experts, MLP biases or another activation than SiLU": bits < 16 and not plain,
     }
     return [words for words, is_missing in found.items() if is_missing]
 

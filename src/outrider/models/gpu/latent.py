@@ -23,7 +23,6 @@ from outrider.cache.page_pool import LayerPages
 from outrider.models.attention.latent_triton import attend_latents
 from outrider.models.attention.latent_write import Entering, parts_of, summed, write_latents
 from outrider.models.attention.tree_tiles import Bounds
-from outrider.models.decoder_weights import LayerWeights
 from outrider.models.features import ModelConfig
 from outrider.models.gpu import launch
 from outrider.models.gpu.launch import begin, end
@@ -53,7 +52,7 @@ class LatentHeads(Heads):
         assert weights.key_up is not None and weights.value_up is not None and weights.latent_norm is not None
         latent, config = self._latent, self._config
         down = multiply(x, weights.qkv, Kind.WIDE, exact=self._exact)
-        heads = self._heads(down, weights)
+        heads = self._heads(down, layer)
         queries = x.new_empty(len(x), config.num_heads, config.head_dim)
         by_head(heads, weights.key_up, queries, step=latent.query_dim)
         cos_sin = self._tables[config.rope_of_layer[index] or 0]
@@ -71,12 +70,12 @@ class LatentHeads(Heads):
         by_head(seen[0] if len(seen) == 1 else torch.cat(seen), weights.value_up, out, step=latent.rank)
         return out.flatten(1)
 
-    def _heads(self, down: Tensor, weights: LayerWeights) -> Tensor:
+    def _heads(self, down: Tensor, layer: LayerMatrices) -> Tensor:
         """[.., M, ..] whose first columns are the query heads, possibly in parts yet to be added up."""
-        if weights.query_up is None or weights.query_norm is None:
+        if layer.query_up is None or layer.rest.query_norm is None:
             return down
-        normed = _normed(down, weights.query_norm, self._latent.norm_eps, weights.qkv_bias)
-        return multiply(normed, weights.query_up, Kind.WIDE, exact=self._exact)
+        normed = _normed(down, layer.rest.query_norm, self._latent.norm_eps, layer.rest.qkv_bias)
+        return multiply(normed, layer.query_up, Kind.WIDE, exact=self._exact)
 
 
 def heads_of(config: ModelConfig, tables: Sequence[RotaryTable], bounds: Sequence[Bounds], *, exact: bool) -> Heads:

@@ -34,6 +34,8 @@ _STEP = 4 * UNIT
 """Inputs of a step."""
 _ROWS = 16
 """Outputs that a program writes out."""
+_FORM = ("EXTRA", "MIDDLE", "BLOCK", "GROUP", "STEPS", "OFFSETS", "OFFSET_STEPS")
+"""Compile-time arguments that say of what form a matrix is."""
 _HALF = tl.constexpr(UNIT // 2)
 """Bytes of a unit."""
 _BYTES = tl.constexpr(_STEP // 2)
@@ -104,6 +106,17 @@ def _weights(
     return below, above
 
 
+@triton.jit
+def weights_of_planes(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
+    """The same from the planes ``parts_of`` a matrix, whose form is ``form_of`` it."""
+    low, high, scales, steps, offsets, offset_steps = parts
+    below, above = _weights(
+        low, high, scales, steps, offsets, offset_steps, first, k, depth, num_all, is_output,
+        FORM[0], FORM[1], FORM[2], FORM[3], FORM[4], FORM[5], FORM[6],
+    )  # fmt: skip
+    return below, above
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def planes_product(
     x, low, high, scales, steps, offsets, offset_steps, bias, out, num_rows, num_outputs, depth, part_len, num_all,
@@ -169,17 +182,16 @@ def _write(
     tl.store(to + _HALF, above.to(out.dtype.element_ty), mask=inside)
 
 
-def _parts(weight: Planes) -> tuple[Tensor, ...]:
+def parts_of(weight: Planes) -> tuple[Tensor, ...]:
     """Its planes; one stands in for those it does not have, which are not read."""
     planes = (weight.low, weight.high, weight.scales, weight.steps, weight.offsets, weight.offset_steps)
     return tuple(weight.low if plane is None else plane for plane in planes)
 
 
-def _form(weight: Planes) -> dict[str, Any]:
-    """What the kernels are compiled for."""
-    has = {"STEPS": weight.steps, "OFFSETS": weight.offsets, "OFFSET_STEPS": weight.offset_steps}
-    sizes = {"EXTRA": weight.extra_bits, "MIDDLE": weight.middle, "BLOCK": weight.block_len, "GROUP": weight.group_len}
-    return {**sizes, **{name: plane is not None for name, plane in has.items()}}
+def form_of(weight: Planes) -> tuple[Any, ...]:
+    """What kernels are compiled for: ``_FORM``."""
+    there = (plane is not None for plane in (weight.steps, weight.offsets, weight.offset_steps))
+    return (weight.extra_bits, weight.middle, weight.block_len, weight.group_len, *there)
 
 
 def multiply_planes(x: Tensor, weight: Planes, kind: Kind, *, gated: bool, out_dtype: torch.dtype, finish: Finish) -> Tensor:
@@ -190,10 +202,11 @@ def multiply_planes(x: Tensor, weight: Planes, kind: Kind, *, gated: bool, out_d
     out = x.new_empty(shape, dtype=torch.float32 if tile.num_parts > 1 else out_dtype)
     stage_bytes = tile.bn * (2 if gated else 1) * _STEP * weight.bits // 8 + tile.bm * _STEP * x.element_size()
     grid = (triton.cdiv(num_outputs, tile.bn), triton.cdiv(num_rows, tile.bm), tile.num_parts)
+    form = dict(zip(_FORM, form_of(weight), strict=True))
     planes_product[grid](
-        x, *_parts(weight), x if finish.bias is None else finish.bias, out,
+        x, *parts_of(weight), x if finish.bias is None else finish.bias, out,
         num_rows, num_outputs, depth, triton.cdiv(depth, tile.num_parts * _STEP) * _STEP, weight.shape[0],
-        GATED=gated, ACTIVATION=ACTIVATIONS[finish.activation], HAS_BIAS=finish.bias is not None, **_form(weight),
+        GATED=gated, ACTIVATION=ACTIVATIONS[finish.activation], HAS_BIAS=finish.bias is not None, **form,
         BM=tile.bm, BN=tile.bn, EARLY=launch.EARLY, num_warps=tile.num_warps,
         num_stages=stages_that_fit(tile.num_stages, stage_bytes), launch_pdl=launch.EARLY,
     )  # fmt: skip
@@ -204,9 +217,10 @@ def written_out(weight: Planes, dtype: torch.dtype, wanted: Tensor | None = None
     """[out, in] the numbers of a matrix, or of the outputs ``wanted``, each rounded once to ``dtype``."""
     count, depth = weight.shape[0] if wanted is None else wanted.numel(), weight.shape[1]
     out = torch.empty(count, depth, dtype=dtype, device=weight.device)
+    form = dict(zip(_FORM, form_of(weight), strict=True))
     _write[(triton.cdiv(count, _ROWS), triton.cdiv(depth, _STEP))](
-        *_parts(weight), weight.low if wanted is None else wanted, out, count, depth, weight.shape[0],
-        PICKED=wanted is not None, **_form(weight), ROWS=_ROWS,
+        *parts_of(weight), weight.low if wanted is None else wanted, out, count, depth, weight.shape[0],
+        PICKED=wanted is not None, **form, ROWS=_ROWS,
     )  # fmt: skip
     return out
 

@@ -5,6 +5,8 @@ If a row's numbers must not depend on how many share the pass, our kernels take 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,13 +35,15 @@ def multiply(
     numbers must not depend on how many there are, so our kernels take them all. ``gated`` False: the kind's tile for a matrix
     without a gate; ``finish``: its bias and activation."""
     gated = kind is Kind.GATED if gated is None else gated
-    if isinstance(weight, Stacked):
-        return _multiply_pieces(x, weight, kind, exact=exact, finish=finish or (SILU if gated else Finish("none")), gated=gated)
+    own = finish or (SILU if gated else Finish("none"))
+    is_plain = own.bias is None and own.activation == ("silu" if gated else "none")
+    if isinstance(weight, Stacked) or (isinstance(weight, Packed) and not is_plain):
+        pieces = weight.pieces if isinstance(weight, Stacked) else (weight,)
+        return _multiply_pieces(x, pieces, kind, exact=exact, finish=own, gated=gated)
     out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
     wide = len(x) > MOST_ROWS and (exact or len(x) <= _MOST_WIDE) and _can_go_wide(x, weight, finish)
     if len(x) <= MOST_ROWS or exact or wide:
         if isinstance(weight, Planes):
-            own = finish or (SILU if gated else Finish("none"))
             return multiply_planes(x, weight, kind, gated=gated, out_dtype=out_dtype, finish=own)
         assert isinstance(weight, Tensor | Packed)
         bits = weight.bits if isinstance(weight, Packed) else 16
@@ -50,16 +54,15 @@ def multiply(
         else:
             tile = tile_for(kind, len(x), num_outputs, bits=bits, ringed=ringed)
         return product(x, weight, tile=tile, gated=gated, out_dtype=out_dtype, finish=finish)
-    finish = finish or (SILU if gated else Finish("none"))
-    y = F.linear(x, weight if isinstance(weight, Tensor) else sixteen_bits(weight, x.dtype), finish.bias)
+    y = F.linear(x, weight if isinstance(weight, Tensor) else sixteen_bits(weight, x.dtype), own.bias)
     if gated:
-        return gated_rows(y, finish.activation)
-    return y.to(out_dtype) if finish.activation == "none" else activation_of(finish.activation)(y)
+        return gated_rows(y, own.activation)
+    return y.to(out_dtype) if own.activation == "none" else activation_of(own.activation)(y)
 
 
-def _multiply_pieces(x: Tensor, weight: Stacked, kind: Kind, *, exact: bool, finish: Finish, gated: bool) -> Tensor:
-    """Matrices of different forms, side by side in the result; then what would else be done inside the product."""
-    y = torch.cat([multiply(x, piece, kind, exact=exact, gated=False) for piece in weight.pieces], -1)
+def _multiply_pieces(x: Tensor, pieces: Sequence[FewBits], kind: Kind, *, exact: bool, finish: Finish, gated: bool) -> Tensor:
+    """Matrices side by side in the result, for those whose products do no more; then bias, gate and activation."""
+    y = torch.cat([multiply(x, piece, kind, exact=exact, gated=False) for piece in pieces], -1)
     y = y if finish.bias is None else y + finish.bias
     if gated:
         return gated_rows(y, finish.activation)

@@ -92,8 +92,12 @@ class _Rounded(Division):
         return self.share.layers(num_layers)
 
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
-        out, down = (self.kept.table(packed_if_in_groups(matrix, self.bits)) for matrix in (whole.out, whole.down))
-        return self.share.layer(config, replace(whole, out=out, down=down))
+        cut = {name: each for name in ("out", "down", "shared_down") if (each := getattr(whole, name)) is not None}
+        return self.share.layer(config, replace(whole, **{name: self._table(matrix) for name, matrix in cut.items()}))
+
+    def _table(self, matrix: Tensor) -> Tensor:
+        """The table [.., out, 2] of a matrix [.., out, in], rounded."""
+        return self.kept.table(packed_if_in_groups(matrix, self.bits)).view(*matrix.shape[:-1], 2)
 
     def rows(self, matrix: Tensor) -> Tensor:
         return self.share.rows(matrix)

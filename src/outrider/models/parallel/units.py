@@ -84,9 +84,9 @@ def _rounded(what: str, config: ModelConfig, dtype: str, place: torch.device) ->
         return Units(SPAN, SPAN)
     if dtype == ROUNDED_INPUTS:
         raise OptionError(f"{what}: inputs are rounded on a CPU alone; use 'int8'")
-    bits, lacks = FEW_BITS[dtype], missing_features(config, FEW_BITS[dtype])
+    bits, lacks = FEW_BITS[dtype], missing_features(config)
     lacks += [] if head_dim_for(config) == config.head_dim else [f"heads of {config.head_dim}"]
-    if lacks or not gpu_can_run(config, torch.bfloat16, place, bits=bits):
+    if lacks or not gpu_can_run(config, torch.bfloat16, place):
         raise OptionError(f"{what}: no kernel for {'; '.join(lacks) or place}; use 'bfloat16'")
     unit = GROUP if bits == 4 else SPAN
     return Units(unit, unit)

@@ -6,6 +6,7 @@ dequantises, rounded to the type of the activations. Where the codes of a type l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +16,17 @@ from torch import Tensor
 
 from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
+from outrider.models.few_bits import FewBits
 from outrider.models.gguf.reader import GGUFFile, TensorEntry
 from outrider.models.gguf.stored import StoredTensors, stored_matrices
 from outrider.models.gpu import can_run as gpu_can_run
 from outrider.models.gpu.known import head_dim_for, missing_features
+from outrider.models.packed import Packed
 from outrider.models.planes import Planes, together
 from outrider.models.quantised.packed_rows import PackedRows
 from outrider.models.weights import read_weights
+
+_MXFP4 = "MXFP4"
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def planes_of(rows: Tensor, entry: TensorEntry) -> Planes:
-    """A matrix from the bytes of its rows [out, bytes], on their device."""
-    layout, (num_outputs, num_inputs) = LAYOUTS[entry.storage.name], entry.shape
+    """A matrix from the bytes of its rows [out, bytes], on their device. Experts stand one below the other."""
+    layout, num_outputs, num_inputs = LAYOUTS[entry.storage.name], math.prod(entry.shape[:-1]), entry.shape[-1]
     blocks = rows.reshape(-1, entry.storage.block_bytes)
 
     def by_output(values: Tensor) -> Tensor:
@@ -116,6 +121,13 @@ def planes_of(rows: Tensor, entry: TensorEntry) -> Planes:
     return found
 
 
+def mxfp4_of(rows: Tensor, entry: TensorEntry) -> Packed:
+    """The same of floats of 4 bits: a block is the exponent of its scale, then the codes of 32 weights."""
+    blocks, num_outputs = rows.reshape(-1, entry.storage.block_bytes), math.prod(entry.shape[:-1])
+    scales = blocks[:, 0].reshape(num_outputs, -1).T.contiguous()
+    return Packed(blocks[:, 1:].reshape(num_outputs, -1).contiguous(), scales)
+
+
 def _half(blocks: Tensor, start: int) -> Tensor:
     """The float16 at a byte of every block."""
     return blocks[:, start : start + 2].contiguous().view(torch.float16)
@@ -124,19 +136,29 @@ def _half(blocks: Tensor, start: int) -> Tensor:
 def planes_source(file: GGUFFile, device: torch.device, dtype: torch.dtype) -> tuple[StoredTensors, PackedRows]:
     """The tensors of a GGUF file, matrices as tables of the rows beside them. ``dtype`` of the activations."""
     rows = PackedRows(dtype)
-    kept = [file.tensors[name] for name in stored_matrices(file) if file.tensors[name].storage.name in LAYOUTS]
+    kept = [entry for name in stored_matrices(file) if (entry := file.tensors[name]) and _stays(entry)]
 
-    def made(entry: TensorEntry) -> Planes:
-        return planes_of(file.rows(entry.name).to(device), entry)
+    def made(entry: TensorEntry) -> FewBits:
+        read = mxfp4_of if entry.storage.name == _MXFP4 else planes_of
+        return read(file.rows(entry.name).to(device), entry)
 
-    tables = {entry.name: rows.later(entry.shape[0], partial(made, entry)) for entry in kept}
-    return StoredTensors(file, tables, instead="16 bits", stay=LAYOUTS), rows
+    tables = {entry.name: _table(rows, entry, partial(made, entry)) for entry in kept}
+    return StoredTensors(file, tables, instead="16 bits", stay=(*LAYOUTS, _MXFP4)), rows
+
+
+def _stays(entry: TensorEntry) -> bool:
+    """Whether products take the matrix as stored. Floats of 4 bits are those of experts."""
+    return entry.storage.name in LAYOUTS or (entry.storage.name == _MXFP4 and len(entry.shape) == 3)
+
+
+def _table(rows: PackedRows, entry: TensorEntry, make: Callable[[], FewBits]) -> Tensor:
+    """[.., 2] the table of a matrix, or of all experts' matrices."""
+    return rows.later(math.prod(entry.shape[:-1]), make).view(*entry.shape[:-1], 2)
 
 
 def why_not_on_gpu(config: ModelConfig) -> list[str]:
     """What keeps a GPU from multiplying the matrices of a GGUF file as stored; nothing where it can."""
     found = {
-        "experts in the blocks of a file": config.experts is not None,
         "latent attention in the blocks of a file": config.latent is not None,
         f"heads of {config.head_dim} in the blocks of a file": head_dim_for(config) != config.head_dim,
     }

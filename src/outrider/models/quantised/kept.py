@@ -16,7 +16,9 @@ from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.matrix import Quantised
 from outrider.models.weights import TensorSource
 
-_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_JOINED = (("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_FLOATS = ("kv_b_proj", "gate", "router")
+"""Matrices that a decoder takes apart, or uses to choose experts: they are read as floats."""
 
 
 class KeptFolder(TensorSource):
@@ -42,7 +44,7 @@ class KeptFolder(TensorSource):
         return self._folder.read(name)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        if name not in self._folder.quantised_names:
+        if name not in self._folder.quantised_names or _stem(name) in _FLOATS:
             return super().take(name, *shape)
         if name not in self._ready:
             self._prepare(_beside(name))
@@ -76,6 +78,11 @@ def _beside(name: str) -> list[str]:
     """A matrix and those that the decoder joins it with."""
     if not name.endswith(".weight"):  # all experts of a layer
         return [name]
-    before, _, stem = name.removesuffix(".weight").rpartition(".")
+    stem = _stem(name)
     joined = next((group for group in _JOINED if stem in group), (stem,))
-    return [f"{before}.{other}.weight" for other in joined]
+    return [f"{name.removesuffix(f'{stem}.weight')}{other}.weight" for other in joined]
+
+
+def _stem(name: str) -> str:
+    """What a matrix is called in its layer."""
+    return name.removesuffix(".weight").rpartition(".")[-1]

@@ -21,8 +21,6 @@ from outrider.models.quantised.stored import StoredFolder
 from outrider.models.speed import Speed
 from outrider.models.weights import TensorSource, read_weights
 
-_FEW_BITS = 4
-
 
 def stored_decoder(config: ModelConfig, folder: TensorSource, speed: Speed) -> LayeredTarget | None:
     """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
@@ -50,10 +48,7 @@ def packed_weights(config: ModelConfig, folder: TensorSource, device: torch.devi
 
 
 def stays_on_gpu(config: ModelConfig, form: Format) -> bool:
-    """Whether the fast decoder multiplies the quantised matrices of such a model: those of experts, or of plain gated layers
-    with heads as they are."""
-    if not form.packs:
+    """Whether the fast decoder multiplies the quantised matrices of such a model. Those of heads must not be widened."""
+    if not form.packs or missing_features(config):
         return False
-    if form.is_of_experts:
-        return config.experts is not None and not missing_features(config)
-    return not missing_features(config, _FEW_BITS) and head_dim_for(config) == config.head_dim
+    return config.experts is not None if form.is_of_experts else head_dim_for(config) == config.head_dim
