@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,22 @@ FORMS: dict[str, Callable[[Tensor], FewBits]] = {
     "GGUF Q8_0": eight_bits,
     "GGUF Q4_K": four_bits_in_steps,
 }
-EXPERTS = Experts(count=32, num_chosen=4, size=2880, normalised=True, layers=(True,))
-"""The experts of gpt-oss-20b, whose stream is as wide as its experts."""
+
+
+@dataclass(frozen=True)
+class ExpertModel:
+    """The shapes of a model's experts."""
+
+    name: str
+    hidden_size: int
+    activation: str
+    experts: Experts
+
+
+GPT_OSS = ExpertModel(
+    "gpt-oss-20b", 2880, "clamped", Experts(count=32, num_chosen=4, size=2880, normalised=True, layers=(True,))
+)
+QWEN3 = ExpertModel("Qwen3-30B-A3B", 2048, "silu", Experts(count=128, num_chosen=8, size=768, normalised=True, layers=(True,)))
 
 
 def rounded_weights(weights: Weights, pack: Callable[[Tensor], FewBits]) -> Weights:
@@ -229,45 +243,55 @@ def passes(target: FastDecoder) -> dict[str, float]:
     return found | {str(count): median_ms(lambda count=count: prompt(count), 5) for count in NODES if count > 64}
 
 
-def any_experts() -> tuple[LayerMatrices, LayerMatrices, Tensor]:
-    """One layer's experts of gpt-oss-20b's shapes, in MXFP4 and the same numbers in bf16, and their router."""
-    width = EXPERTS.size
+def in_mxfp4(weight: Tensor) -> Packed:
+    """Any floats of 4 bits in the shape of a matrix, whose numbers do not matter."""
+    draw, (num_outputs, depth) = torch.Generator("cuda").manual_seed(2), weight.shape
+    data = torch.randint(0, 256, (num_outputs, depth // 2), generator=draw, device="cuda", dtype=torch.uint8)
+    return Packed(data, torch.full((depth // 32, num_outputs), 119, device="cuda", dtype=torch.uint8))
+
+
+def experts_in(model: ExpertModel, pack: Callable[[Tensor], FewBits]) -> tuple[LayerMatrices, LayerMatrices, Tensor]:
+    """One layer's experts in few bits and the same numbers in bf16, and their router."""
+    count, size, hidden = model.experts.count, model.experts.size, model.hidden_size
     draw, none = torch.Generator("cuda").manual_seed(2), torch.empty(0, 0, device="cuda")
-    packed = list[Packed]()
-    for outputs in (2 * width, width):
-        rows = EXPERTS.count * outputs
-        data = torch.randint(0, 256, (rows, width // 2), generator=draw, device="cuda", dtype=torch.uint8)
-        packed.append(Packed(data, torch.full((width // 32, rows), 119, device="cuda", dtype=torch.uint8)))
+    packed = [
+        pack(torch.randn(count * outputs, depth, generator=draw, device="cuda", dtype=torch.bfloat16) / 32)
+        for outputs, depth in ((2 * size, hidden), (hidden, size))
+    ]
     gate_up, down = packed
-    router = torch.randn(EXPERTS.count, width, generator=draw, device="cuda").bfloat16()
+    router = torch.randn(count, hidden, generator=draw, device="cuda").bfloat16()
     rest = LayerWeights(None, none, none, None, none, none, router=router)
-    whole = [each.unpacked(torch.bfloat16).unflatten(0, (EXPERTS.count, -1)) for each in packed]
+    whole = [each.unpacked(torch.bfloat16).unflatten(0, (count, -1)) for each in packed]
     return LayerMatrices(none, none, gate_up, down, rest), LayerMatrices(none, none, whole[0], whole[1], rest), router
 
 
-def expert_layers() -> dict[str, Any]:
+def expert_layers(model: ExpertModel, name: str, pack: Callable[[Tensor], FewBits]) -> dict[str, Any]:
     """Microseconds of a layer's experts by nodes, captured, in turns; the floor reads every chosen expert once."""
-    few, whole, router = any_experts()
+    few, whole, router = experts_in(model, pack)
+    experts = model.experts
     found: dict[str, Any] = {}
     for count in (1, 8, 32, 128):
-        x = torch.randn(count, EXPERTS.size, generator=torch.Generator("cuda").manual_seed(count), device="cuda").bfloat16()
-        chosen = (x @ router.T).topk(EXPERTS.num_chosen).indices.unique().numel()
-        layers = (("mxfp4", few), (BF16, whole))
-        graphs = {name: replayed(partial(mlp_of, x, layer)) for name, layer in layers}
+        x = torch.randn(
+            count, model.hidden_size, generator=torch.Generator("cuda").manual_seed(count), device="cuda"
+        ).bfloat16()
+        chosen = (x @ router.T).topk(experts.num_chosen).indices.unique().numel()
+        mine, theirs = (mlp_of(x, layer, model).sum(0) for layer in (few, whole))
+        graphs = {each: replayed(partial(mlp_of, x, layer, model)) for each, layer in ((name, few), (BF16, whole))}
         times = in_turns(graphs)
-        bytes_of = {"mxfp4": few.gate_up.nbytes + few.down.nbytes, BF16: whole.gate_up.nbytes + whole.down.nbytes}
-        floors = {name: bytes_of[name] * chosen / EXPERTS.count / BANDWIDTH * 1e6 for name in times}
-        found[str(count)] = {"experts": chosen} | {name: {"us": times[name] * 1e3, "floor_us": floors[name]} for name in times}
-        words = ", ".join(f"{name} {times[name] * 1e3:.0f} us, floor {floors[name]:.0f}" for name in times)
-        print(f"experts of {count} nodes: {words}", flush=True)
+        bytes_of = {name: few.gate_up.nbytes + few.down.nbytes, BF16: whole.gate_up.nbytes + whole.down.nbytes}
+        floors = {each: bytes_of[each] * chosen / experts.count / BANDWIDTH * 1e6 for each in times}
+        found[str(count)] = {"experts": chosen, "error": float((mine - theirs).norm() / theirs.norm())}
+        found[str(count)] |= {each: {"us": times[each] * 1e3, "floor_us": floors[each]} for each in times}
+        words = ", ".join(f"{each} {times[each] * 1e3:.0f} us, floor {floors[each]:.0f}" for each in times)
+        print(f"{model.name}, {count} nodes: {words}; error {found[str(count)]['error']:.1e}", flush=True)
     return found
 
 
-def mlp_of(x: Tensor, layer: LayerMatrices) -> None:
-    experts_mlp(x, layer, EXPERTS, activation="clamped", exact=False)
+def mlp_of(x: Tensor, layer: LayerMatrices, model: ExpertModel) -> Tensor:
+    return experts_mlp(x, layer, model.experts, activation=model.activation, exact=False)
 
 
-def replayed(call: Callable[[], None]) -> Callable[[], None]:
+def replayed(call: Callable[[], object]) -> Callable[[], None]:
     """The call as a graph."""
     call()
     torch.cuda.synchronize()
@@ -294,7 +318,8 @@ def main() -> None:
 
     more["checks"] = {name: check(name, pack) for name, pack in FORMS.items()}
     with torch.inference_mode():
-        more["experts"] = expert_layers()
+        more["experts"] = expert_layers(GPT_OSS, "mxfp4", in_mxfp4)
+        more["experts of few bits"] = {name: expert_layers(QWEN3, name, pack) for name, pack in FORMS.items()}
     keep()
     if not arguments.check:
         bench = Bench(context=1024)

@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from outrider.models.few_bits import FewBits
+
 COMPILED: Counter[str] = Counter()
 LATENT = {"n_routed_experts": 16, "moe_intermediate_size": 192, "first_k_dense_replace": 1}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -155,7 +157,7 @@ def quantised() -> None:
     sixteen_bits(table, torch.bfloat16)
     sixteen_bits(Packed(nibbles, small.half(), small), torch.bfloat16)
     stored_blocks(x)
-    experts_in_mxfp4()
+    experts_of_few_bits(depth)
 
 
 def stored_blocks(x: torch.Tensor) -> None:
@@ -176,25 +178,45 @@ def stored_blocks(x: torch.Tensor) -> None:
             written_out(planes, torch.bfloat16, torch.zeros(3, dtype=torch.int64))
 
 
-def experts_in_mxfp4() -> None:
-    """Grouped products of one node and of many, with gates and without."""
-    from outrider.models.gpu.expert_products import ExpertBlocks, expert_product
+def experts_of_few_bits(depth: int) -> None:
+    """Grouped products of one node and of many, with gates and without, in every form that experts have."""
+    from outrider.models.gguf.quants import STORAGE_TYPES
+    from outrider.models.gguf.reader import TensorEntry
     from outrider.models.packed import Packed
+    from outrider.models.quantised.gguf_planes import LAYOUTS, planes_of
 
-    count, size, depth, per_row = 8, 256, 512, 4
+    count, outputs = 8, 256
+    rows = 2 * count * outputs
+    nibbles, codes = torch.zeros(rows, depth // 2, dtype=torch.uint8), torch.zeros(rows, depth, dtype=torch.int8)
+
+    def scales(group: int) -> torch.Tensor:
+        return torch.zeros(depth // group, rows, dtype=torch.float16)
+
+    zeros = scales(128).bfloat16()
+    forms: list[FewBits] = [Packed(nibbles, scales(128)), Packed(nibbles, scales(128), zeros), Packed(nibbles, scales(32))]
+    forms += [Packed(nibbles, scales(64).float(), levels=torch.zeros(16)), Packed(nibbles, scales(32).to(torch.uint8))]
+    forms += [Packed(codes, scales(depth)), Packed(codes.to(torch.float8_e4m3fn), scales(128)), Packed(codes, scales(32))]
+    for storage in STORAGE_TYPES.values():
+        if storage.name in LAYOUTS:
+            entry = TensorEntry("m", (rows, depth), storage, 0)
+            forms.append(planes_of(torch.zeros(rows, storage.num_bytes(depth), dtype=torch.uint8), entry))
+    for weight in forms:
+        one_expert_product(weight, count, outputs)
+
+
+def one_expert_product(weight: FewBits, count: int, outputs: int) -> None:
+    from outrider.models.gpu.expert_products import ExpertBlocks, expert_product
+
+    depth, per_row = weight.shape[1], 4
     for rows, block in ((1, 16), (128, 64)):
         num_pairs = rows * per_row
         index, pairs = torch.zeros(count, dtype=torch.int32), torch.zeros(count, block, dtype=torch.int32)
         blocks = ExpertBlocks(torch.ones(num_pairs), index, pairs)
-        for outputs, activation in ((size, "clamped"), (depth, None)):
-            inputs, sides = (depth, 2) if activation else (size, 1)
-            num_rows = count * outputs * sides
-            scales = torch.full((inputs // 32, num_rows), 127, dtype=torch.uint8)
-            weight = Packed(torch.zeros(num_rows, inputs // 2, dtype=torch.uint8), scales)
-            x = torch.zeros(rows if activation else num_pairs, inputs, dtype=torch.bfloat16)
-            out = torch.zeros(num_pairs, size, dtype=torch.bfloat16) if activation else torch.zeros(per_row, rows, depth)
-            bias = torch.zeros(num_rows, dtype=torch.bfloat16)
-            expert_product(x, weight, bias, out, blocks, per_row=per_row, activation=activation)
+        bias = torch.zeros(2 * count * outputs, dtype=torch.bfloat16)
+        x = torch.zeros(num_pairs, depth, dtype=torch.bfloat16)
+        gated = torch.zeros(num_pairs, outputs, dtype=torch.bfloat16)
+        expert_product(x, weight, bias, gated, blocks, per_row=per_row, activation="clamped")
+        expert_product(x, weight, None, torch.zeros(per_row, rows, 2 * outputs), blocks, per_row=per_row, activation=None)
 
 
 def wide() -> None:

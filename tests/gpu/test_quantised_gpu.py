@@ -129,3 +129,50 @@ def test_experts_in_mxfp4_add_what_their_numbers_add(num_rows: int) -> None:
     )
     mine, theirs = (experts_mlp(x, layer, config.experts, activation=config.activation, exact=True).sum(0) for layer in layers)
     assert float((mine - theirs).norm() / theirs.norm()) < 5e-3
+
+
+EXPERT_FORMS = [
+    "gptq",
+    "gptq-symmetric",
+    "awq",
+    "nf4",
+    "int8-channel",
+    "fp8-channel",
+    "fp8-blocks",
+    "Q8_0",
+    "Q4_K",
+    "Q5_1",
+    "Q6_K",
+]
+
+
+@pytest.mark.parametrize("form", EXPERT_FORMS)
+def test_experts_of_few_bits_add_what_their_numbers_add(form: str) -> None:
+    """One node, some and more than a block, each with the bits it has alone."""
+    from dataclasses import replace
+
+    from test_device_experts import in_form
+
+    from outrider.models.config import config_of
+    from outrider.models.gpu.experts import experts_mlp
+    from outrider.models.packed import LayerMatrices
+    from outrider.models.random_decoder import random_weights
+
+    raw = {"model_type": "mixtral", "hidden_size": 256, "intermediate_size": 256, "num_local_experts": 4, "vocab_size": 64}
+    raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 1}
+    config = config_of({**raw, "num_experts_per_tok": 2, "max_position_embeddings": 512})
+    assert config is not None and config.experts is not None
+    whole = random_weights(config, dtype=torch.bfloat16, device=torch.device("cuda")).layers[0]
+    packed = {name: in_form(form, vars(whole)[name]) for name in ("gate_up", "down")}
+    numbers = {name: found.unpacked(torch.bfloat16).view_as(vars(whole)[name]) for name, found in packed.items()}
+    layers = (
+        LayerMatrices(whole.qkv, whole.out, packed["gate_up"], packed["down"], whole),
+        LayerMatrices(whole.qkv, whole.out, numbers["gate_up"], numbers["down"], replace(whole, **numbers)),
+    )
+    x, alone = torch.randn(130, 256, device="cuda").bfloat16(), None
+    for count in (1, 8, 130):
+        options = {"activation": config.activation, "exact": True}
+        mine, theirs = (experts_mlp(x[:count], layer, config.experts, **options).sum(0) for layer in layers)
+        assert float((mine - theirs).norm() / theirs.norm()) < 8e-3
+        alone = mine[:1] if alone is None else alone
+        assert torch.equal(mine[:1], alone), count

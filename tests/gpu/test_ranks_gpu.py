@@ -29,7 +29,7 @@ from outrider.models.parallel.rank import ByHeads
 from outrider.models.share import Share
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-PROMPTS = [[5, 9, 11, 3], [40, 41], [66, 1, 2, 3, 4, 5], [8, 8, 9, 8, 8]]
+PROMPTS = [[5, 9, 11, 3], [40, 41], [56, 1, 2, 3, 4, 5], [8, 8, 9, 8, 8]]
 
 
 @pytest.fixture(scope="module")

@@ -264,13 +264,16 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[str, Tensor], Written]]] = {
 """``quantization_config`` and writer of every form, by name."""
 
 
+_QUANTISED = ("proj.weight", "_mqa.weight", "w1.weight", "w2.weight", "w3.weight", "c_fc.weight")
+
+
 def quantise_folder(folder: Path, kind: str) -> Tensors:
     """Quantise the layers' matrices of the checkpoint in ``folder``, as libraries do; what the whole checkpoint stands for."""
     settings, write = FORMS[kind]
     tensors, meant = load_file(folder / "model.safetensors"), Tensors()
     stored = Tensors()
     for name, tensor in tensors.items():
-        if not name.endswith("proj.weight"):
+        if not name.endswith(_QUANTISED):
             stored[name] = meant[name] = tensor
             continue
         found, numbers = write(name.removesuffix(".weight"), tensor.float())

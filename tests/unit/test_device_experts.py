@@ -79,7 +79,7 @@ def in_form(form: str, whole: torch.Tensor) -> FewBits:
         entry = TensorEntry("m", tuple(whole.shape), STORAGE_TYPES[code], 0)
         rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(whole.shape[0] * whole.shape[1], -1)
         return planes_of(rows.to(DEVICE), entry)
-    matrix = matrix_of(form, tuple(whole.flatten(0, 1).shape))
+    matrix = matrix_of(form, (whole.shape[0] * whole.shape[1], whole.shape[2]))
     return packed(matrix, DEVICE, zeros=matrix.zeros is not None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from outrider.core.tree import TokenTree
 from outrider.models.gguf import hf_config, read_gguf
 from outrider.models.gguf.families import BLOCK_NAMES, EXPERT_NAMES, QK_NORM_NAMES, SINK_NAMES, TOP_NAMES
-from outrider.models.load import load_model
+from outrider.models.load import lean_config, load_model
 from outrider.models.native import BUILD, NativeDecoder
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": VOCAB, "max_position_embeddings": 64}
@@ -130,3 +131,28 @@ def test_codes_of_experts_stay(files: tuple[Path, Path, Path]) -> None:
     alone = scores_of(stored, TokenTree.of_rows([([5], [-1])]))
     assert torch.equal(alone[:, 0], found[:, 0])
     assert torch.equal(scores_of(load_model(str(codes), dtype="stored-exact", device="cpu"), TREE), meant)
+
+
+def test_a_gpu_multiplies_experts_as_stored(files: tuple[Path, Path, Path]) -> None:
+    """Interpreted kernels: experts of gpt-oss are floats of 4 bits, those of the others whole numbers of 8."""
+    from triton_interpreter import DEVICE
+
+    from outrider.models.few_bits import FewBits
+    from outrider.models.gpu.decoder import FastDecoder
+    from outrider.models.quantised.gguf_planes import planes_source, why_not_on_gpu
+    from outrider.models.weights import read_weights
+
+    config, file = lean_config(files[2]), read_gguf(files[2])
+    unsupported = [words for words in why_not_on_gpu(config) if not words.startswith("a window of 6")]
+    assert not unsupported
+    source, rows = planes_source(file, DEVICE, torch.float32)
+    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
+    fast = FastDecoder(config, replace(weights, rows=rows))
+    layer = fast.weights.layers[0]
+    assert isinstance(layer.gate_up, FewBits) and isinstance(layer.down, FewBits)
+    eager = load_model(str(files[2]), dtype="float32", device=str(DEVICE), fast=False)
+    chain = TokenTree.chain(torch.tensor([[5, 6, 7]], device=DEVICE))
+    cache = fast.new_cache(1)
+    cache.reserve(3)
+    found, _ = fast.forward(chain.tokens, fast.step_of(chain, cache))
+    torch.testing.assert_close(found, eager.score(chain, eager.new_cache(1)).logits, atol=3e-3, rtol=1e-3)

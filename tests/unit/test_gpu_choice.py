@@ -54,12 +54,6 @@ def test_what_its_kernels_do_not_know_it_leaves_to_the_eager_decoder(config: Mod
     assert reason in missing_features(config)[0]
 
 
-def test_matrices_of_few_bits_are_for_plain_layers() -> None:
-    assert can_run(CONFIG, torch.bfloat16, GPU, bits=8)
-    assert not can_run(tiny_config("gemma2", head_dim=16), torch.bfloat16, GPU, bits=8)
-    assert not can_run(tiny_config("mixtral", head_dim=16), torch.bfloat16, GPU, bits=4)
-
-
 def test_other_types_and_devices_leave_it() -> None:
     assert not can_run(CONFIG, torch.float32, GPU)
     assert not can_run(CONFIG, torch.bfloat16, torch.device("cpu"))

@@ -118,6 +118,27 @@ def test_a_rounded_model_is_rounded_before_it_is_divided(tmp_path: Path, bits: i
     assert_parts(parts, whole, units.columns)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rounded_experts_are_rounded_before_they_are_divided(tmp_path: Path, bits: int) -> None:
+    """Experts, the MLP beside them and latents: their parts add up to those of one process."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 256, "n_shared_experts": 1, "num_hidden_layers": 1}
+    changes = {**LATENT, **sizes, "first_k_dense_replace": 0, "attention_bias": False, "qk_rope_head_dim": 16, "v_head_dim": 64}
+    path = Path(float_checkpoint(tmp_path / "m", model_type="deepseek_v3", mlp_bias=False, **changes))
+    config, units = lean_config(path), units_of(path, lean_config(path), SIZE, f"int{bits}", GPU, fast=True)
+    shares = [Share(0, 1)] + [Share(rank, SIZE, units.columns) for rank in range(SIZE)]
+    whole, *parts = (
+        matrices_of(rounded_share(SafetensorsFolder(path), config, share, bits, DEVICE, torch.float32), bits).layers[0]
+        for share in shares
+    )
+    for name in ("out", "down", "shared_down"):
+        matrix = getattr(whole, name)
+        assert isinstance(matrix, FewBits) and matrix.bits == bits, name
+        assert torch.equal(torch.cat([unpacked(getattr(part, name)) for part in parts], 1), unpacked(matrix)), name
+    for name, count in (("gate_up", 4), ("shared_gate_up", 1)):
+        pairs = [unpacked(getattr(part, name)).view(count, 2, -1, 128) for part in parts]
+        assert torch.equal(torch.cat(pairs, 2).flatten(0, 2), unpacked(getattr(whole, name))), name
+
+
 @pytest.mark.parametrize("kind", ["gptq", "mxfp4", "gguf", "latents"])
 def test_two_ranks_have_the_scores_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Kernels of GPUs on both ranks, in threads that meet at the sums, against the dequantised model."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from mxfp4_checkpoint import in_mxfp4
 from quantised_checkpoints import FORMS, quantise_folder
 from test_decoder_families import FAMILIES, make_checkpoint
+from torch import Tensor
 from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
+from outrider.models.decoder_weights import Weights
 from outrider.models.gpu import products
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.products import multiply, sixteen_bits
@@ -24,8 +28,9 @@ from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.matrix import Quantised
 from outrider.models.quantised.open import stays_on_gpu
 from outrider.models.quantised.packed_rows import PackedFolder, PackedRows, can_pack, packed
-from outrider.models.weights import read_weights
+from outrider.models.weights import SafetensorsFolder, read_weights
 
+CHAIN = TokenTree.chain(torch.tensor([[3, 4, 5]], device=DEVICE))
 KEPT = ["gptq", "gptq-symmetric", "gptq-v2", "gptq-channel", "awq", "int4-asymmetric", "gptq-8bit-symmetric", "int8-channel"]
 KEPT += ["fp8-channel", "fp8-tensor", "fp8-blocks", "bnb-int8", "nf4", "nf4-double"]
 """Forms whose matrices stay as they are."""
@@ -99,7 +104,8 @@ def test_rows_are_joined_and_reordered_like_those_of_any_matrix() -> None:
     whole = torch.cat(tables)
     order = torch.randperm(80, generator=torch.Generator().manual_seed(0))
     wanted = torch.cat((first.dequantised(), second.dequantised()))[order]
-    assert torch.equal(rows.matrix(whole[order]).unpacked(torch.float32).cpu(), wanted)
+    found = rows.matrix(whole[order])
+    assert isinstance(found, Packed) and torch.equal(found.unpacked(torch.float32).cpu(), wanted)
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "int8-channel", "fp8-blocks", "nf4"])
@@ -114,6 +120,56 @@ def test_a_model_is_its_dequantised_twin(tmp_path: Path, kind: str) -> None:
     fast = FastDecoder(config, _with_rows(weights, source))
     assert isinstance(fast.weights.layers[0].qkv, Packed)
     assert_scores_of_the_folder(fast, tmp_path)
+
+
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32}
+LATENT |= {"n_routed_experts": 4, "moe_intermediate_size": 32, "n_shared_experts": 2, "n_group": 2, "topk_group": 1}
+LATENT |= {"first_k_dense_replace": 0, "num_key_value_heads": 4}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "another gate": ("gemma2", {"head_dim": 16, "num_attention_heads": 4}),
+    "biases": ("starcoder2", {"sliding_window": None}),
+    "experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "latents": ("deepseek_v3", {**LATENT, "num_experts_per_tok": 2}),
+    "latents without a query rank": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", ["gptq", "fp8-blocks"])
+@pytest.mark.parametrize("what", OTHERS)
+def test_every_family_is_its_dequantised_twin(tmp_path: Path, what: str, kind: str) -> None:
+    """Gates of other activations, biases of an MLP, experts, latents and what stands beside both: all stay as they are."""
+    model_type, changes = OTHERS[what]
+    make_checkpoint(tmp_path, model_type, {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, **changes})
+    quantise_folder(tmp_path, kind)
+    config, folder = lean_config(tmp_path), checkpoint(tmp_path, read_config(tmp_path))
+    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config, folder.form)
+    source = PackedFolder(folder, DEVICE)
+    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
+    fast = FastDecoder(config, _with_rows(weights, source))
+    layer = fast.weights.layers[0]
+    names = ["qkv", "out", "gate_up", "down"] + ["shared_gate_up", "shared_down"] * (config.latent is not None)
+    assert all(isinstance(getattr(layer, name), Packed) for name in names)
+    assert layer.query_up is None or isinstance(layer.query_up, Packed)
+    assert_scores_of_the_folder(fast, tmp_path)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_mixture_is_rounded_to_few_bits(tmp_path: Path, bits: int) -> None:
+    """``dtype="int8"`` and ``"int4"``: experts too, in groups of 128 inputs where there are such."""
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1, "num_local_experts": 4}
+    make_checkpoint(tmp_path, "mixtral", {**sizes, "num_experts_per_tok": 2, "sliding_window": None})
+    config = lean_config(tmp_path)
+    weights = read_weights(SafetensorsFolder(tmp_path), config, dtype=torch.float32, device=DEVICE)
+    fast = FastDecoder(config, weights, bits=bits)
+    layer, whole = fast.weights.layers[0], weights.layers[0]
+    assert isinstance(layer.gate_up, Packed) and isinstance(layer.down, Packed)
+    assert (layer.gate_up.bits, layer.down.bits) == (bits, 8)
+    rounded = {name: getattr(layer, name).unpacked(torch.float32).view_as(getattr(whole, name)) for name in ("gate_up", "down")}
+    rounded |= {name: getattr(layer, name).unpacked(torch.float32) for name in ("qkv", "out")}
+    head = fast.weights.head
+    assert isinstance(head, Packed)
+    twin = FastDecoder(config, replace(weights, layers=[replace(whole, **rounded)], head=head.unpacked(torch.float32)))
+    torch.testing.assert_close(scores_of(fast), scores_of(twin), atol=2e-3, rtol=1e-3)
 
 
 def test_groups_in_another_order_are_dequantised_when_they_are_read(tmp_path: Path) -> None:
@@ -142,14 +198,15 @@ def test_experts_in_mxfp4_stay_as_they_are(tmp_path: Path) -> None:
 
 def assert_scores_of_the_folder(fast: FastDecoder, folder: Path) -> None:
     eager = load_model(str(folder), dtype="float32", device=str(DEVICE), fast=False)
-    chain = TokenTree.chain(torch.tensor([[3, 4, 5]], device=DEVICE))
+    expected = eager.score(CHAIN, eager.new_cache(1)).logits
+    torch.testing.assert_close(scores_of(fast), expected, atol=2e-3, rtol=1e-3)
+
+
+def scores_of(fast: FastDecoder) -> Tensor:
     cache = fast.new_cache(1)
     cache.reserve(3)
-    logits, _ = fast.forward(chain.tokens, fast.step_of(chain, cache))
-    torch.testing.assert_close(logits, eager.score(chain, eager.new_cache(1)).logits, atol=2e-3, rtol=1e-3)
+    return fast.forward(CHAIN.tokens, fast.step_of(CHAIN, cache))[0]
 
 
-def _with_rows(weights, source: PackedFolder):
-    from dataclasses import replace
-
+def _with_rows(weights: Weights, source: PackedFolder) -> Weights:
     return replace(weights, rows=source.rows)

@@ -132,7 +132,7 @@ def _on_cpu(config: ModelConfig | None, *, is_stored: bool, form: Format | None)
 def _on_gpu(config: ModelConfig | None, form: Format | None, *, is_gguf: bool) -> str:
     """How ``dtype="auto"`` multiplies the matrices on a CUDA device, in words."""
     if is_gguf and config is not None and not why_not_on_gpu(config):
-        return "dequantised: in bfloat16 (dtype='stored' keeps the blocks of the file; not run on a device yet)"
+        return "dequantised: in bfloat16 (dtype='stored' keeps the blocks of the file)"
     if form is None:
         return "in bfloat16"
     if config is not None and stays_on_gpu(config, form):

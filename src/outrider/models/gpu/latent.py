@@ -51,7 +51,7 @@ class LatentHeads(Heads):
         weights, latents = layer.rest, memory.keys
         assert weights.key_up is not None and weights.value_up is not None and weights.latent_norm is not None
         latent, config = self._latent, self._config
-        down = multiply(x, weights.qkv, Kind.WIDE, exact=self._exact)
+        down = multiply(x, layer.qkv, Kind.WIDE, exact=self._exact)
         heads = self._heads(down, layer)
         queries = x.new_empty(len(x), config.num_heads, config.head_dim)
         by_head(heads, weights.key_up, queries, step=latent.query_dim)

@@ -48,7 +48,8 @@ def units_of(path: Path, config: ModelConfig, size: int, dtype: str | None, plac
     if not fast:
         raise OptionError(f"{what}: it needs fast=True; use 'bfloat16'")
     units = _stored(what, path, config, place) if dtype == STORED else _rounded(what, config, dtype, place)
-    uneven = {"heads": units.heads} if config.num_heads * config.head_dim % (units.heads * size) else {}
+    seen = config.num_heads * (config.head_dim if config.latent is None else config.latent.value_dim)
+    uneven = {"heads": units.heads} if seen % (units.heads * size) else {}
     columns = units.columns
     uneven |= {name: columns for name, width in _columns(config).items() if width % columns or width < columns * size}
     for name, unit in uneven.items():
