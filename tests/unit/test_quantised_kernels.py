@@ -15,7 +15,6 @@ from torch import Tensor
 from triton_interpreter import DEVICE
 
 from outrider.core.tree import TokenTree
-from outrider.models.decoder_weights import Weights
 from outrider.models.gpu import products
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.products import multiply, sixteen_bits
@@ -113,11 +112,7 @@ def test_a_model_is_its_dequantised_twin(tmp_path: Path, kind: str) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "tie_word_embeddings": False}
     make_checkpoint(tmp_path, "llama", sizes)
     quantise_folder(tmp_path, kind)
-    config, folder = lean_config(tmp_path), checkpoint(tmp_path, read_config(tmp_path))
-    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config, folder.form)
-    source = PackedFolder(folder, DEVICE)
-    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
-    fast = FastDecoder(config, _with_rows(weights, source))
+    fast = packed_decoder(tmp_path)
     assert isinstance(fast.weights.layers[0].qkv, Packed)
     assert_scores_of_the_folder(fast, tmp_path)
 
@@ -141,13 +136,9 @@ def test_every_family_is_its_dequantised_twin(tmp_path: Path, what: str, kind: s
     model_type, changes = OTHERS[what]
     make_checkpoint(tmp_path, model_type, {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, **changes})
     quantise_folder(tmp_path, kind)
-    config, folder = lean_config(tmp_path), checkpoint(tmp_path, read_config(tmp_path))
-    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config, folder.form)
-    source = PackedFolder(folder, DEVICE)
-    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
-    fast = FastDecoder(config, _with_rows(weights, source))
+    fast = packed_decoder(tmp_path)
     layer = fast.weights.layers[0]
-    names = ["qkv", "out", "gate_up", "down"] + ["shared_gate_up", "shared_down"] * (config.latent is not None)
+    names = ["qkv", "out", "gate_up", "down"] + ["shared_gate_up", "shared_down"] * (fast.config.latent is not None)
     assert all(isinstance(getattr(layer, name), Packed) for name in names)
     assert layer.query_up is None or isinstance(layer.query_up, Packed)
     assert_scores_of_the_folder(fast, tmp_path)
@@ -185,15 +176,20 @@ def test_experts_in_mxfp4_stay_as_they_are(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_hidden_layers": 1}
     make_checkpoint(tmp_path, model_type, {**changes, **sizes, "layer_types": ["full_attention"]})
     in_mxfp4(tmp_path)
-    config, folder = lean_config(tmp_path), checkpoint(tmp_path, read_config(tmp_path))
-    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config, folder.form)
-    source = PackedFolder(folder, DEVICE)
-    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
-    fast = FastDecoder(config, _with_rows(weights, source))
+    fast = packed_decoder(tmp_path)
     layer = fast.weights.layers[0]
     assert isinstance(layer.gate_up, Packed) and isinstance(layer.down, Packed) and isinstance(layer.qkv, torch.Tensor)
     assert layer.gate_up.nbytes + layer.down.nbytes == 4 * 3 * 64 * 96 * 17 // 32, "as in the file"
     assert_scores_of_the_folder(fast, tmp_path)
+
+
+def packed_decoder(path: Path) -> FastDecoder:
+    """The fast decoder on the codes of a folder, with activations of 32 bits."""
+    config, folder = lean_config(path), checkpoint(path, read_config(path))
+    assert isinstance(folder, QuantisedFolder) and stays_on_gpu(config, folder.form)
+    source = PackedFolder(folder, DEVICE)
+    weights = read_weights(source, config, dtype=torch.float32, device=DEVICE)
+    return FastDecoder(config, replace(weights, rows=source.rows))
 
 
 def assert_scores_of_the_folder(fast: FastDecoder, folder: Path) -> None:
@@ -206,7 +202,3 @@ def scores_of(fast: FastDecoder) -> Tensor:
     cache = fast.new_cache(1)
     cache.reserve(3)
     return fast.forward(CHAIN.tokens, fast.step_of(CHAIN, cache))[0]
-
-
-def _with_rows(weights: Weights, source: PackedFolder) -> Weights:
-    return replace(weights, rows=source.rows)

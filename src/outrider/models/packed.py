@@ -196,7 +196,7 @@ class Matrices:
         """Bytes that a pass reads: everything but the embedding, with all experts."""
         rest = [vars(layer.rest) for layer in self.layers]
         small = [each[name] for each in rest for name in each.keys() - {*_LARGE} if each[name] is not None]
-        large = [each for layer in self.layers for name in _LARGE if (each := getattr(layer, name)) is not None]
+        large = [each for layer in self.layers for name in _LARGE if (each := vars(layer)[name]) is not None]
         last = [] if self.norm is None else [self.norm]
         return sum(tensor.nbytes for tensor in [*small, *large, *last, self.head])
 
@@ -238,7 +238,7 @@ def packed_if_in_groups(weight: Tensor, bits: int) -> Packed:
 
 def _layer(weights: LayerWeights, shrink: Callable[[Tensor], Matrix], dtype: torch.dtype) -> LayerMatrices:
     """A layer that drops its original matrices once they are packed."""
-    found = {name: shrink(matrix) for name in _LARGE if (matrix := getattr(weights, name)) is not None}
+    found = {name: shrink(matrix) for name in _LARGE if (matrix := vars(weights)[name]) is not None}
     if weights.router is not None:
         found |= {name: _of_experts(found[name], len(weights.router), dtype) for name in ("gate_up", "down")}
     none = weights.qkv.new_empty(0, 0)

@@ -92,7 +92,7 @@ class _Rounded(Division):
         return self.share.layers(num_layers)
 
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
-        cut = {name: each for name in ("out", "down", "shared_down") if (each := getattr(whole, name)) is not None}
+        cut = {name: each for name in ("out", "down", "shared_down") if (each := vars(whole)[name]) is not None}
         return self.share.layer(config, replace(whole, **{name: self._table(matrix) for name, matrix in cut.items()}))
 
     def _table(self, matrix: Tensor) -> Tensor:
