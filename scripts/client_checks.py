@@ -54,6 +54,13 @@ def openai_checks(address: str) -> dict[str, Check]:
         made = client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=16, stream=True)
         return [event.type for event in made]
 
+    def continued() -> bool:
+        first = client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=8)
+        second = client.responses.create(model=MODEL, input="And then?", previous_response_id=first.id, max_output_tokens=8)
+        listed = [item.id for item in client.responses.input_items.list(second.id)]
+        client.responses.delete(first.id)
+        return client.responses.retrieve(second.id).output_text == second.output_text and first.output[0].id in listed
+
     only: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "greet"}}]}
     allowed: Any = {"type": "allowed_tools", "allowed_tools": only}
     return {
@@ -89,6 +96,7 @@ def openai_checks(address: str) -> dict[str, Check]:
         "prediction": lambda: message(prediction=PREDICTED).content == message().content,
         "responses": lambda: client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=16).output_text,
         "responses, stream": lambda: events()[-1] in ("response.completed", "response.incomplete"),
+        "responses, continued": continued,
         "embeddings": lambda: (
             len(client.embeddings.create(model=MODEL, input=["a", "b"], extra_body={"pooling": "mean"}).data) == 2
         ),
@@ -118,6 +126,9 @@ def litellm_checks(address: str) -> dict[str, Check]:
         model = {"model": f"text-completion-openai/{MODEL}"}
         return litellm.text_completion(prompt=PROMPT, **{**asked, **model}).choices[0].text
 
+    def responses(**more: Any) -> Any:
+        return litellm.responses(model=f"openai/{MODEL}", input=PROMPT, max_output_tokens=16, **known, **more)
+
     called = {"tools": [TOOL], "tool_choice": "required"}
     return {
         "text": plain,
@@ -132,7 +143,8 @@ def litellm_checks(address: str) -> dict[str, Check]:
             litellm.completion(messages=SAID, **called, **long).choices[0].message.tool_calls[0].function.arguments
         ),
         "tools, streamed": lambda: is_person(_arguments(chunks(**called, max_tokens=40))),
-        "responses": lambda: litellm.responses(model=f"openai/{MODEL}", input=PROMPT, max_output_tokens=16, **known).output,
+        "responses": lambda: responses().output,
+        "responses, continued": lambda: responses(previous_response_id=responses().id).output,
     }
 
 
@@ -142,6 +154,8 @@ def langchain_checks(address: str) -> dict[str, Check]:
     known: dict[str, Any] = {"base_url": f"{address}/v1", "api_key": "none", "model": MODEL, "seed": 3, "temperature": 0.7}
     chat, complete = ChatOpenAI(max_tokens=40, **known), OpenAI(max_tokens=12, **known)
     described = {"title": "person", "description": "Somebody.", **SCHEMA}
+    unseeded = {key: value for key, value in known.items() if key != "seed"}
+    stored = ChatOpenAI(max_tokens=40, use_responses_api=True, use_previous_response_id=True, **unseeded)
     with_tools = chat.bind_tools([TOOL], tool_choice="required")
 
     def structured(method: str) -> Check:
@@ -163,11 +177,8 @@ def langchain_checks(address: str) -> dict[str, Check]:
         "schema as a tool": structured("function_calling"),
         "tools": lambda: with_tools.invoke(PROMPT).tool_calls[0]["args"]["name"] in NAMES,  # pyright: ignore
         "tools, streamed": lambda: whole(with_tools.stream(PROMPT)).tool_calls[0]["args"]["name"] in NAMES,
-        "responses": lambda: (
-            ChatOpenAI(max_tokens=40, use_responses_api=True, **{key: value for key, value in known.items() if key != "seed"})
-            .invoke(PROMPT)
-            .content
-        ),
+        "responses": lambda: stored.invoke(PROMPT).content,
+        "responses, continued": lambda: stored.invoke([("user", PROMPT), stored.invoke(PROMPT), ("user", "And then?")]).content,
     }
 
 

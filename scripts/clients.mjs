@@ -34,6 +34,13 @@ const checks = {
   "responses": async () => (await client.responses.create({model, input: prompt, max_output_tokens: 16})).output_text,
   "responses, stream": async () => ["response.completed", "response.incomplete"].includes((await list(
     await client.responses.create({model, input: prompt, max_output_tokens: 16, stream: true}))).at(-1).type),
+  "responses, continued": async () => {
+    const first = await client.responses.create({model, input: prompt, max_output_tokens: 8});
+    const second = await client.responses.create({model, input: "And then?", previous_response_id: first.id, max_output_tokens: 8});
+    const ids = (await list(await client.responses.inputItems.list(second.id))).map(item => item.id);
+    await client.responses.delete(first.id);
+    return (await client.responses.retrieve(second.id)).output_text === second.output_text && ids.includes(first.output[0].id);
+  },
   "embeddings": async () => (await client.embeddings.create({model, input: ["a", "b"], pooling: "mean"})).data.length === 2,
   "errors": () => text({model: "another"}).then(() => false, error => error.status === 404),
 };

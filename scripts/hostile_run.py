@@ -5,10 +5,10 @@
 First the bystander is asked alone, which gives its quiet p99. Then every case of ``tests/server/hostile_cases.py`` is sent.
 The bystander asks at the same moment, and again and again until the case has its answer. Each of its requests counts. Then it
 is asked alone once more, as often: how many of those are too slow says what the machine does by itself. In the end the server's
-memory, grammar compilers included, is compared with what it was before. Shared beginnings and compiled grammars are caches with
-limits of their own, so their bytes are told apart and taken off. Reported are answers that are not in order, 5xx, bystanders
-with another text or slower than three times the quiet p99, and memory. Run it on a quiet machine: latencies are wall time. The
-last line is JSON. The exit code is 1 if anything is out of bounds.
+memory, grammar compilers included, is compared with what it was before. Shared beginnings, compiled grammars and stored
+responses have limits of their own, so their bytes are told apart and taken off. Reported are answers that are not in order,
+5xx, bystanders with another text or slower than three times the quiet p99, and memory. Run it on a quiet machine: latencies are
+wall time. The last line is JSON. The exit code is 1 if anything is out of bounds.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Run:
     async def memory(self, pid: int) -> tuple[int, int]:
         """Bytes of the server, and how many of them are in its caches."""
         text = (await self.client.get("/metrics")).text
-        kept = re.findall(r"^outrider:(?:prefix|grammar)_cache_bytes (\S+)", text, re.MULTILINE)
+        kept = re.findall(r"^outrider:(?:(?:prefix|grammar)_cache|stored_response)_bytes (\S+)", text, re.MULTILINE)
         return memory_of(pid), round(sum(map(float, kept)))
 
     async def attack(self, case: Case) -> None:

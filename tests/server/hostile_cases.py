@@ -276,6 +276,15 @@ def _raw() -> list[Case]:
     return [*made, Case("body: five megabytes", COMPLETIONS, large, (413,))]
 
 
+_REFERENCE = {"type": "item_reference", "id": "msg_1"}
+
+
+def _bracketed(name: str) -> bytes:
+    """An item whose field has hundreds of brackets: fewer than JSON's reader takes."""
+    item = '{"role": "user", "content": "x", "' + name + '": ' + "[" * 900 + "]" * 900 + "}"
+    return ('{"max_output_tokens": 1, "input": [' + item + "]}").encode()
+
+
 def _routes() -> list[Case]:
     return [
         Case("route: nowhere", "/v1/../../etc/passwd", {}, (404,)),
@@ -284,6 +293,15 @@ def _routes() -> list[Case]:
         Case("responses: items that are none", "/v1/responses", {"input": [{"type": "x" * 2000}]}),
         Case("responses: nothing", "/v1/responses", {"input": []}),
         Case("responses: a response of before", "/v1/responses", {"input": "x", "previous_response_id": "resp_1"}),
+        Case("responses: another's response", "/v1/responses/resp_1", None, (404,), "GET"),
+        Case("responses: a response far away", "/v1/responses/..%2f..%2fetc", None, (404,), "GET"),
+        Case("responses: half a letter to delete", "/v1/responses/%ed%a0%80", None, (404,), "DELETE"),
+        Case("responses: items of nobody", "/v1/responses/resp_1/input_items?limit=-1", None, (400, 404), "GET"),
+        Case("responses: a number of megabytes", "/v1/responses", {"input": "x", "previous_response_id": "r" * 3_000_000}),
+        Case("responses: a thousand references", "/v1/responses", {"input": [_REFERENCE] * 16_000}),
+        Case("responses: a reference that is none", "/v1/responses", {"input": [{"type": "item_reference", "id": [1]}]}),
+        Case("responses: brackets without end", "/v1/responses", _bracketed("more"), _EITHER),
+        Case("responses: brackets in a part", "/v1/responses", _bracketed("content"), _EITHER),
         Case("route: a model far away", "/v1/models/..%2f..%2fetc", None, (404,), "GET"),
         Case("route: tokens of a million letters", "/tokenize", {"prompt": "a b " * 300_000}),
         Case("route: text of a token below zero", "/detokenize", {"tokens": [-5]}),

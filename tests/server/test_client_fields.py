@@ -14,6 +14,7 @@ from inprocess import bundled, run
 
 from outrider.codecs.chat_template import open_ended
 from outrider.core.errors import RequestError
+from outrider.server.response_items import items_of
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.service import Service
 from outrider.server.token_texts import Offsets, TokenTexts
@@ -129,7 +130,7 @@ def test_items_of_one_turn_are_one_message() -> None:
     answer = {"type": "function_call_output", "call_id": "1", "output": "ok"}
     items = [{"role": "user", "content": "x"}, thought, refused, call, {**call, "call_id": "2"}, answer]
     asked = ResponsesRequest.model_validate({"input": items, "tools": [{"type": "function", "name": "f"}]})
-    messages = asked.as_chat().messages
+    messages = asked.as_chat(items_of(items)).messages
     assert [message.role for message in messages] == ["user", "assistant", "tool"]
     told = messages[1].model_dump()
     assert told["content"] == "No." and told["reasoning_content"] == "hm"

@@ -87,6 +87,12 @@ def test_what_a_request_is_routed_by() -> None:
     for nothing in (b"", b"[]", b"not JSON", b'{"model": "m"}', b"3"):
         assert routed_text(nothing) == ""
     assert routed_text(b'{"prompt": [[1, 2], [3]]}').endswith("1\x012\x013")
+    part = {"type": "input_text", "text": "Hello"}
+    stored = [{"id": "msg_1", "type": "message", "role": "user", "content": [part]}]
+    first = routed_text(b'{"input": "Hello"}')
+    assert routed_text(b'{"input": "More"}', stored) == first + "\x01More", (
+        "a stored conversation begins like its first request"
+    )
 
 
 def events_of(message: Message) -> list[Message]:
@@ -289,6 +295,44 @@ def test_a_stream_that_has_begun_ends_with_an_error_and_not_in_silence(path: str
         assert metrics.repeated._value.get() == 0
 
     run(work, fates=[3])
+
+
+def test_a_stored_conversation_goes_on_at_another_replica() -> None:
+    path, said = "/v1/responses", {"input": "Tell me of a fox.", "max_output_tokens": 8, "seed": 1}
+
+    async def work(client: Any, fleet: Local, metrics: FrontMetrics) -> None:
+        key, other = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
+        first = (await client.post(path, json=said, headers=key)).json()
+        events = (await client.post(path, json={**said, "previous_response_id": first["id"], "stream": True}, headers=key)).text
+        second = json.loads(events.strip().split("\n\n")[-1].split("data: ")[1])["response"]
+        assert fleet.asked == ["r0", "r1"] and second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        fleet.fates = [0]
+        item = first["output"][0]["id"]
+        referred = {**said, "input": [{"type": "item_reference", "id": item}], "previous_response_id": second["id"]}
+        third = (await client.post(path, json=referred, headers=key)).json()
+        listed = await client.get(f"{path}/{third['id']}/input_items?order=asc", headers=key)
+        assert [one["id"] for one in listed.json()["data"]][1] == item and len(listed.json()["data"]) == 5
+        assert "outrider:stored_responses 3.0" in (await client.get("/metrics", headers=key)).text
+        for more in ({"previous_response_id": first["id"]}, {"input": [{"type": "item_reference", "id": item}]}):
+            assert (await client.post(path, json={**said, **more}, headers=other)).status_code == 400
+        assert (await client.get(f"{path}/{first['id']}", headers=other)).status_code == 404
+        assert (await client.delete(f"{path}/{first['id']}", headers=key)).json()["deleted"]
+        hidden = b'{"input": "x", "previous\\u005fresponse_id": "' + second["id"].encode() + b'"}'
+        answer = await client.post(path, content=hidden, headers={**key, "content-type": "application/json"})
+        assert answer.json()["error"]["code"] == "previous_response_not_found", "what the front door did not see is refused"
+
+    run(work, api_keys=("one", "two"))
+
+
+def test_a_fleet_may_store_nothing() -> None:
+    async def work(client: Any, fleet: Local, metrics: FrontMetrics) -> None:
+        del fleet, metrics
+        answer = await client.post("/v1/responses", json={"input": "x", "max_output_tokens": 1})
+        assert answer.json()["store"] is False
+        answer = await client.post("/v1/responses", json={"input": "x", "previous_response_id": "resp_1"})
+        assert answer.status_code == 400 and "--stored-responses" in answer.json()["error"]["message"]
+
+    run(work, stored_responses=0)
 
 
 def test_nobody_waits_for_ever() -> None:

@@ -16,7 +16,9 @@ from inprocess import bundled, run
 from outrider import SamplingParams
 from outrider.codecs.chat_formats import TaggedReader
 from outrider.core.request import Stats
+from outrider.server.dialogue import Dialogue
 from outrider.server.order import Order
+from outrider.server.response_store import ResponseStore, StoreLimits
 from outrider.server.responses import ResponseAnswer
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.service import Service
@@ -97,6 +99,9 @@ def test_schemas_and_tools() -> None:
     ("fields", "words"),
     [
         ({"previous_response_id": "resp_1"}, "whole conversation"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "send the item itself"),
+        ({"conversation": "conv_1"}, "previous_response_id"),
+        ({"background": True}, "stream"),
         ({"input": [{"type": "computer_call"}]}, "computer_call"),
         ({"input": [{"role": "user", "content": 5}]}, "text or a list of parts"),
         ({"input": [{"role": "root", "content": "x"}]}, "role"),
@@ -117,8 +122,9 @@ def test_thinking_text_and_calls_are_items_of_their_own() -> None:
     requests = bundled().requests(["x"], SamplingParams())
     order = Order(requests, [], "", None, False, new_reader=lambda: TaggedReader({"weather": {}}))
     asked = ResponsesRequest(input="x")
+    talk = Dialogue.of(asked, ResponseStore(StoreLimits(0, 0, 0)).of("me"))
     text = '<think>hm</think>Yes.<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
-    answers = [ResponseAnswer(order, asked=asked, model="m", codec=bundled().codec) for _ in range(2)]
+    answers = [ResponseAnswer(order, asked=asked, talk=talk, model="m", codec=bundled().codec) for _ in range(2)]
     events: list[dict[str, Any]] = []
     for start in range(0, len(text), 7):
         is_last = start + 7 >= len(text)

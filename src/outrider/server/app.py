@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from starlette.routing import Route
 from outrider.core.version import VERSION
 from outrider.server.answers import CompletionAnswer
 from outrider.server.chat_answers import ChatAnswer
+from outrider.server.dialogue import Dialogue
 from outrider.server.embeddings import add_embeddings
 from outrider.server.failures import ApiError, failed
 from outrider.server.guard import Guard
@@ -28,10 +29,12 @@ from outrider.server.models import Models
 from outrider.server.protocol import ChatRequest, CompletionRequest
 from outrider.server.quota import Client
 from outrider.server.refusals import no_route, refusal_of
+from outrider.server.response_store import OwnShelf, ResponseStore, Shelf
 from outrider.server.responses import ResponseAnswer
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.service import Service
 from outrider.server.settings import ServerSettings
+from outrider.server.stored_responses import add_stored
 
 _LOG = logging.getLogger("outrider.server")
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -57,7 +60,14 @@ _BODIES = {
 
 def create_app(service: Service, page: str = "", *, others: Sequence[Service] = ()) -> FastAPI:
     """The application for one model and ``others``, with what ``/`` shows. Their workers start and stop with it."""
-    app = open_app(Models([service, *others]), page)
+    store = ResponseStore(service.settings.store_limits)
+    service.metrics.stored.watch(store)
+
+    def shelf_of(http: HttpRequest) -> OwnShelf:
+        return store.of(client_of(http).name)
+
+    app = open_app(Models([service, *others]), page, shelf_of=shelf_of)
+    add_stored(app, shelf_of)
     app.add_middleware(
         Guard, settings=service.settings, requests=service.metrics.requests, keys=service.keys, audit=service.audit
     )
@@ -73,8 +83,17 @@ def cross_origin(settings: ServerSettings) -> dict[str, Any]:
     return {"allow_origins": list(settings.cors_origins), **every, "expose_headers": exposed}
 
 
-def open_app(models: Models, page: str = "") -> FastAPI:
-    """The routes without the guard. The caller has read the body and put the client into the scope."""
+def stored_app(store: ResponseStore) -> FastAPI:
+    """The routes of stored responses alone, for a front door whose replicas do the rest."""
+    app = FastAPI(title="Outrider", version=VERSION, docs_url=None, redoc_url=None)
+    _add_errors(app)
+    add_stored(app, lambda http: store.of(client_of(http).name))
+    return app
+
+
+def open_app(models: Models, page: str = "", *, shelf_of: Callable[[HttpRequest], Shelf]) -> FastAPI:
+    """The routes without the guard. The caller has read the body and put the client into the scope. ``shelf_of`` finds the
+    place where a client's responses are stored."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -87,6 +106,7 @@ def open_app(models: Models, page: str = "") -> FastAPI:
     app = FastAPI(title="Outrider", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_generation(app, models)
+    _add_responses(app, models, shelf_of)
     add_information(app, models)
     add_tokens(app, models)
     add_embeddings(app, models)
@@ -99,10 +119,10 @@ def client_of(http: HttpRequest) -> Client:
     return http.scope["outrider.client"]
 
 
-def as_chat(body: ResponsesRequest) -> ChatRequest:
+def as_chat(body: ResponsesRequest, talk: Dialogue) -> ChatRequest:
     """A Responses API request as a chat request."""
     try:
-        return body.as_chat()
+        return body.as_chat(talk.items)
     except ValidationError as error:
         first = error.errors()[0]
         raise ApiError(400, f"input is not valid: {first['loc'][-1]}: {first['msg']}; correct it", param="input") from None
@@ -116,17 +136,21 @@ def _add_generation(app: FastAPI, models: Models) -> None:
         answer = partial(CompletionAnswer, model=service.name, codec=service.llm.codec, **shown)
         return await service.answer(http, service.intake.completion(body, client_of(http)), answer, stream=body.stream)
 
-    @app.post("/v1/responses", responses=_ERRORS)
-    async def responses(body: ResponsesRequest, http: HttpRequest) -> Response:
-        service = models.find(body.model)
-        answer = partial(ResponseAnswer, asked=body, model=service.name, codec=service.llm.codec)
-        return await service.answer(http, service.intake.chat(as_chat(body), client_of(http)), answer, stream=body.stream)
-
     @app.post("/v1/chat/completions", responses=_ERRORS)
     async def chat_completions(body: ChatRequest, http: HttpRequest) -> Response:
         service = models.find(body.model)
         answer = partial(ChatAnswer, model=service.name, codec=service.llm.codec, options=body.stream_options)
         return await service.answer(http, service.intake.chat(body, client_of(http)), answer, stream=body.stream)
+
+
+def _add_responses(app: FastAPI, models: Models, shelf_of: Callable[[HttpRequest], Shelf]) -> None:
+    @app.post("/v1/responses", responses=_ERRORS)
+    async def responses(body: ResponsesRequest, http: HttpRequest) -> Response:
+        service = models.find(body.model)
+        talk = Dialogue.of(body, shelf_of(http))
+        answer = partial(ResponseAnswer, asked=body, talk=talk, model=service.name, codec=service.llm.codec)
+        order = service.intake.chat(as_chat(body, talk), client_of(http), drops_oldest=body.truncation == "auto")
+        return await service.answer(http, order, answer, stream=body.stream)
 
 
 def _add_page(app: FastAPI, page: str) -> None:

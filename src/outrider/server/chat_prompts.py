@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from outrider.server.tools import ToolPlan
 
 TRUNCATED = 4
 """A prompt to be truncated may be at most this many times the context."""
+_RULES = ("system", "developer")
+"""Roles whose messages at the beginning are kept when turns are left out."""
 _RESERVED = frozenset({"messages", "tools"})
 
 
@@ -44,6 +47,23 @@ class ChatPrompts:
         text = self.render(said, variables)
         return open_ended(text, str(said[-1]["content"])) if body.continue_final_message else text, images
 
+    def fitting(self, body: ChatRequest, plan: ToolPlan, most: int) -> ChatRequest:
+        """The conversation without as many of its oldest turns as do not fit into ``most`` tokens. A turn begins with a user's
+        message. What the system says stays, and so does the last turn."""
+        rules = next((place for place, one in enumerate(body.messages) if one.role not in _RULES), 0)
+        starts = [rules, *(place for place, one in enumerate(body.messages) if place > rules and one.role == "user")]
+
+        def fits(start: int) -> bool:
+            return self._fits(_without(body, rules, start), plan, most)
+
+        return _without(body, rules, starts[bisect_left(starts, True, hi=len(starts) - 1, key=fits)])
+
+    def _fits(self, body: ChatRequest, plan: ToolPlan, most: int) -> bool:
+        try:
+            return len(self._llm.codec.encode_within(self.text(body, plan)[0], most, add_special_tokens=False)) <= most
+        except RequestError:
+            return False
+
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """A conversation as the model's template renders it, with a placeholder for each image."""
         messages = self._llm.reading.written(messages)
@@ -65,6 +85,11 @@ class ChatPrompts:
             return params, partial(TaggedReader, plan.arguments, thinks=True)
         params = replace(params, skip_special_tokens=False) if known.shows_special else params
         return params, partial(known.new_reader, plan.arguments)
+
+
+def _without(body: ChatRequest, first: int, end: int) -> ChatRequest:
+    """A request without some of its messages."""
+    return body.model_copy(update={"messages": [*body.messages[:first], *body.messages[end:]]})
 
 
 def _opens_turn(body: ChatRequest) -> bool | None:

@@ -80,15 +80,19 @@ class Intake:
         encode = [partial(self._encode_prompt, body, prompt) for prompt in prompts]
         return await self._finish(_Draft(body, params, known), encode)
 
-    async def chat(self, body: ChatRequest, client: Client) -> Order:
+    async def chat(self, body: ChatRequest, client: Client, *, drops_oldest: bool = False) -> Order:
+        """``drops_oldest``: leave out the oldest turns of a conversation that is too long."""
         plan = plan_tools(body)
         self._check_choices(1, body.n)
-        self._check_messages(len(body.messages), is_cut=body.truncate_prompt_tokens is not None)
+        self._check_messages(len(body.messages), is_cut=drops_oldest or body.truncate_prompt_tokens is not None)
         grammar = await self._grammar(body, client, plan)
         asked, most = body.max_completion_tokens or body.max_tokens, self._most_tokens(client)
         tokens = min(self._settings.default_tokens, most) if asked is None else self._checked(asked, most)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = self._params(body, max_tokens=tokens, logprobs=logprobs, grammar=grammar)
+        if drops_oldest:
+            room = self._longest - min(tokens, self._longest // 2)
+            body = await self._off_loop(partial(self._chats.fitting, body, plan, room))
         text, images = await self._off_loop(partial(self._chats.text, body, plan))
         if images and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs are of text; leave them out of a prompt with images", param="prompt_logprobs")

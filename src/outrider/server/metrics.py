@@ -17,6 +17,7 @@ from outrider.core.report import RoundReport
 from outrider.engine.scheduler import Scheduler
 from outrider.server.goodput import GoodputCurve
 from outrider.server.order import method_of
+from outrider.server.response_store import ResponseStore
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _MOST_POSITIONS = 16
@@ -64,6 +65,20 @@ class GrowingTotal:
     def see(self, total: int) -> None:
         self._counter.inc(total - self._last if total >= self._last else total)
         self._last = total
+
+
+@final
+class StoredSizes:
+    """Gauges of stored responses."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._count = Gauge("outrider:stored_responses", "Responses that are stored", registry=registry)
+        self._bytes = Gauge("outrider:stored_response_bytes", "Bytes of stored responses", registry=registry)
+
+    def watch(self, store: ResponseStore) -> None:
+        """Show the size of this store from now on."""
+        self._count.set_function(lambda: store.num_responses)
+        self._bytes.set_function(lambda: store.num_bytes)
 
 
 @final
@@ -123,6 +138,7 @@ class Metrics:
         info.labels(model, method, replica).set(1)
         self.speed, self.goodput = LiveSpeed(), GoodputCurve()
         self._totals = [0, 0]
+        self.stored = StoredSizes(registry)
 
     def round(self, seen: RoundReport) -> None:
         """Count a round of a lane. Requests that failed before their first round have none."""

@@ -12,7 +12,7 @@ from outrider.core.errors import OptionError, nearest
 from outrider.server.failures import ApiError
 from outrider.server.service import Service
 
-_OF_THE_SERVER = ("outrider:requests",)
+_OF_THE_SERVER = ("outrider:requests", "outrider:stored_responses", "outrider:stored_response_bytes")
 """Counted once for all models, in the first one's metrics."""
 
 

@@ -16,6 +16,8 @@ from outrider.server.failures import ApiError
 
 _ANOTHER_KIND = ("_type", "literal_error", "_attributes_type")
 """Ends of the names of errors that say that a value is of another kind."""
+_OUTSIDE = ("query", "path")
+"""Places of parameters that are not in the body."""
 _LONGEST = 64
 """Letters of a name that are quoted. A name may be as long as the body."""
 
@@ -41,7 +43,10 @@ def no_route(method: str, path: str, known: Mapping[str, Collection[str]]) -> Ap
 
 
 def _path(error: Mapping[str, Any], body: Any) -> list[Any]:
-    """Where in the body the error is. The names of kinds, which pydantic puts between, are left out."""
+    """Where in the body the error is, or which parameter of the address it is about. The names of kinds, which pydantic puts
+    between, are left out."""
+    if error["loc"][0] in _OUTSIDE:
+        return list(error["loc"][1:])
     parts = [part for part in error["loc"] if part != "body"]
     found, value = list[Any](), body
     for place, part in enumerate(parts):

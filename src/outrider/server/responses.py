@@ -10,6 +10,7 @@ from typing import Any, final
 from outrider.codecs.json_calls import Meaning, Piece
 from outrider.server.answers import AnswerBuilder
 from outrider.server.chat_answers import ChatAnswer
+from outrider.server.dialogue import Dialogue
 from outrider.server.failures import ApiError
 from outrider.server.json_text import json_text
 from outrider.server.order import Order
@@ -57,9 +58,9 @@ class OutputItem:
 class ResponseAnswer(AnswerBuilder):
     """Reads an answer as the chat API does and writes it as items."""
 
-    def __init__(self, order: Order, *, asked: ResponsesRequest, **more: Any) -> None:
+    def __init__(self, order: Order, *, asked: ResponsesRequest, talk: Dialogue, **more: Any) -> None:
         super().__init__(order, **more)
-        self._asked, self._chat = asked, ChatAnswer(order, **more)
+        self._asked, self._talk, self._chat = asked, talk, ChatAnswer(order, **more)
         self.id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self.items: list[OutputItem] = []
         self._num_events, self._is_begun = 0, False
@@ -81,7 +82,7 @@ class ResponseAnswer(AnswerBuilder):
 
     def whole(self) -> dict[str, Any]:
         self._read_all()
-        return self._response()
+        return self._talk.keep(self._response())
 
     def stream_events(self, delta: Added) -> list[str]:
         """The events of a delta."""
@@ -95,7 +96,7 @@ class ResponseAnswer(AnswerBuilder):
         return events
 
     def closing_events(self) -> list[str]:
-        return [self._event(f"response.{self._status}", response=self._response())]
+        return [self._event(f"response.{self._status}", response=self._talk.keep(self._response()))]
 
     def error_events(self, error: ApiError) -> list[str]:
         return [self._event("error", code=error.code, message=error.message, param=error.param)]
@@ -189,9 +190,9 @@ class ResponseAnswer(AnswerBuilder):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
             "output": [item.as_json("completed") for item in self.items] if is_done else [],
-            "previous_response_id": None,
+            "previous_response_id": asked.previous_response_id,
             "reasoning": {"effort": effort, "summary": None},
-            "store": False,
+            "store": self._talk.is_kept,
             "text": {"format": form or {"type": "text"}},
             "tool_choice": choice,
             "usage": self._tokens() if is_done else None,

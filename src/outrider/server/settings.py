@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from outrider.core.errors import OptionError
+from outrider.server.response_store import StoreLimits
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LAST_PORT = 65_535
@@ -46,6 +47,12 @@ class ServerSettings:
     """Bytes for caches and logits. To stay within them, trees shrink and requests wait."""
     prefix_bytes: int = 256_000_000
     """Bytes for the prefix cache; 0 turns it off."""
+    stored_responses: int = 10_000
+    """Most responses of ``/v1/responses`` that are stored; 0 stores none."""
+    stored_bytes: int = 128_000_000
+    """Most bytes of stored responses."""
+    stored_age_s: float = 86_400.0
+    """Seconds after which a stored response is forgotten."""
     grouping: str = "ragged"
     """Which rows share a round (``engine/grouping.py``)."""
 
@@ -89,9 +96,14 @@ class ServerSettings:
             raise OptionError(f"port = {self.port} is not valid; use at most {LAST_PORT}, or 0 for any that is free")
         for item in fields(self):
             value = vars(self)[item.name]
-            low = 0 if item.name in ("port", "prefix_bytes") else 1e-9
+            low = 0 if item.name in ("port", "prefix_bytes", "stored_responses") else 1e-9
             if isinstance(value, int | float) and value < low:
                 raise OptionError(f"{item.name} = {value} is not valid; use a positive number")
+
+    @property
+    def store_limits(self) -> StoreLimits:
+        """Bounds of stored responses."""
+        return StoreLimits(self.stored_responses, self.stored_bytes, self.stored_age_s)
 
     @property
     def is_local(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 _PIECE = 32
@@ -22,20 +22,33 @@ SLACK = 4
 """A replica with this many more requests than the least busy one is skipped."""
 
 
-def routed_text(body: bytes) -> str:
+def routed_text(body: bytes, earlier: Sequence[Any] = ()) -> str:
     """The text by which a request is routed: its model, its salt, and its prompt or messages. Empty if nothing can be
-    shared."""
+    shared. ``earlier`` are the items of a stored conversation that it continues."""
     try:
         asked = json.loads(body) if body else None
     except ValueError:
         return ""  # the replica will refuse it, with a reason
     if not isinstance(asked, dict):
         return ""
-    prompt = next((asked[name] for name in ("prompt", "messages", "input") if asked.get(name)), None)
+    prompt = next((asked[name] for name in ("prompt", "messages") if asked.get(name)), None)
+    if prompt is None and asked.get("input"):
+        given = asked["input"]
+        prompt = [_said(item) for item in (*earlier, *(given if isinstance(given, list) else [given]))]
     if prompt is None:
         return ""
     told = [asked.get("model"), asked.get("cache_salt"), asked.get("instructions")]
     return "\x00".join(str(part or "") for part in told) + "\x00" + _flat(prompt)
+
+
+def _said(item: Any) -> Any:
+    """The content of an item of /v1/responses, without what is not in every form of it."""
+    content = item.get("content", item) if isinstance(item, dict) else item
+    return (
+        [part.get("text", part) if isinstance(part, dict) else part for part in content]
+        if isinstance(content, list)
+        else content
+    )
 
 
 def _flat(prompt: Any) -> str:

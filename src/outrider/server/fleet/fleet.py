@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 
 from starlette.types import Message
 
+from outrider.server.fleet.carried import NOTHING, Carried
 from outrider.server.quota import Client
 
 Routing = Literal["prefix", "random"]
@@ -28,12 +29,14 @@ class Call:
     """The serialisable parts of the ASGI scope."""
     body: bytes
     client: Client
+    carried: Carried = NOTHING
+    """Stored responses that the request refers to."""
 
     @staticmethod
-    def of(scope: Mapping[str, Any], body: bytes) -> Call:
+    def of(scope: Mapping[str, Any], body: bytes, carried: Carried = NOTHING) -> Call:
         kept = ("type", "method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "root_path", "asgi")
         plain = {name: scope[name] for name in kept if name in scope}
-        return Call({**plain, "client": tuple(scope.get("client") or ()) or None}, body, scope["outrider.client"])
+        return Call({**plain, "client": tuple(scope.get("client") or ()) or None}, body, scope["outrider.client"], carried)
 
 
 class Fleet(ABC):

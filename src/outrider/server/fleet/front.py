@@ -22,15 +22,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.app import cross_origin
+from outrider.server.app import cross_origin, stored_app
 from outrider.server.audit import AuditLog
 from outrider.server.failures import ApiError, late
 from outrider.server.fleet.affinity import routed_text
+from outrider.server.fleet.carried import KEPT, NOTHING, Carried
 from outrider.server.fleet.fleet import LOG, Call, Fleet, ReplicaLost
 from outrider.server.fleet.merged import FrontMetrics, Merged
 from outrider.server.guard import Guard
 from outrider.server.keys import KeyRing
 from outrider.server.leaving import unless_left
+from outrider.server.response_store import ResponseStore, Shelf
 from outrider.server.settings import ServerSettings
 
 _TRIES = 2
@@ -63,12 +65,18 @@ class Front:
         """``grace_s``: how much longer it waits than the replicas."""
         self._fleet, self._metrics = fleet, metrics
         self._limit_s = settings.timeout_s + grace_s
+        self._store = ResponseStore(settings.store_limits)
+        self._stored = stored_app(self._store)
+        metrics.stored.watch(self._store)
         self.is_draining = False
         self._own = {"/health": self._health, "/ping": self._health, "/load": self._load, "/metrics": self._all_metrics}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(receive, send)
+            return
+        if scope["path"].startswith("/v1/responses/"):
+            await self._stored(scope, receive, send)
             return
         try:
             own = self._own.get(scope["path"])
@@ -101,9 +109,11 @@ class Front:
 
     async def _handed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive()).get("body", b"")  # the guard has read all of it
-        answer = _Answer(scope, send)
-        call = Call.of(scope, body)
-        await unless_left(HttpRequest(scope, receive), self._asked(routed_text(body), call, answer))
+        shelf = self._store.of(scope["outrider.client"].name)
+        carried = Carried.of(body, shelf, self._store.limits.most_bytes) if scope["path"] == "/v1/responses" else NOTHING
+        answer = _Answer(scope, send, shelf)
+        text = routed_text(body, carried.previous[1] if carried.previous else ())
+        await unless_left(HttpRequest(scope, receive), self._asked(text, Call.of(scope, body, carried), answer))
 
     async def _asked(self, text: str, call: Call, answer: _Answer) -> None:
         """Ask one replica, and another if the first is lost before the client saw anything."""
@@ -133,6 +143,7 @@ class _Answer:
 
     scope: Scope
     send: Send
+    shelf: Shelf
     is_begun: bool = False
     held: list[Message] = field(default_factory=list)
     num_events: int = 0
@@ -168,6 +179,9 @@ class _Answer:
         self.held.clear()
 
     async def _pass_on(self, message: Message) -> None:
+        if message["type"] == KEPT:
+            self.shelf.keep(message["response"], message["said"])
+            return
         self.num_events += message.get("body", b"").count(b"\n\n")
         await self.send(message)
 

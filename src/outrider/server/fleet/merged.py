@@ -9,8 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-_OF_THE_FRONT = ("outrider:requests",)
-"""Counted at the front door, once per request, however many replicas were asked."""
+from outrider.server.metrics import StoredSizes
+
+_OF_THE_FRONT = ("outrider:requests", "outrider:stored_responses", "outrider:stored_response_bytes")
+"""Counted at the front door, however many replicas were asked."""
 
 
 @final
@@ -24,6 +26,7 @@ class FrontMetrics:
         self.repeated = Counter("outrider:fleet_repeated", "Of those, the ones another replica was asked", registry=registry)
         self.swaps = Counter("outrider:fleet_draft_swaps", "Times the drafts of all replicas were replaced", registry=registry)
         self.replicas = Gauge("outrider:fleet_replicas", "Replicas that answer", registry=registry)
+        self.stored = StoredSizes(registry)
 
 
 @final

@@ -20,6 +20,7 @@ from outrider.core.interfaces import Target
 from outrider.core.request import Origin
 from outrider.engine.replace_drafter import Learner
 from outrider.server.app import open_app
+from outrider.server.fleet.carried import SHELF, CarriedShelf
 from outrider.server.fleet.fleet import LOG, Call
 from outrider.server.models import Models
 from outrider.server.service import Service
@@ -70,14 +71,14 @@ class Replica:
     def __init__(self, name: str, opened: Opened, page: str = "") -> None:
         services, self._read_draft = opened
         self.name, self._models = name, Models(services)
-        self._app = open_app(self._models, page)
+        self._app = open_app(self._models, page, shelf_of=lambda http: http.scope[SHELF])
         self._models.start()
 
     async def answer(self, text: str, call: Call) -> AsyncGenerator[list[Message], None]:
         """The ASGI messages of an answer, in groups. ``text`` is used by the router only."""
         del text
-        scope = {**call.scope, "outrider.client": call.client}
         said: asyncio.Queue[Message | None] = asyncio.Queue()
+        scope = {**call.scope, "outrider.client": call.client, SHELF: CarriedShelf(call.carried, said.put_nowait)}
         has_left = asyncio.Event()
         running = asyncio.ensure_future(self._run(scope, call.body, said, has_left))
         try:
