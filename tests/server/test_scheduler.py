@@ -213,6 +213,22 @@ def test_preempted_requests_lose_nothing() -> None:
         assert finished[number].tokens == _alone(request).tokens
 
 
+def test_important_prompts_are_read_before_others() -> None:
+    """Long prompts of little importance leave room for another one, and it overtakes them."""
+    scheduler = Scheduler(_target(), _method, slots=Slots(8, 32))
+    for number in range(6):
+        job = Request([number + 1] * 150, SamplingParams(max_tokens=2, ignore_eos=True))
+        scheduler.submit(Job(number, RequestState.of(job), "plain", priority=1))
+    scheduler.round()
+    late = RequestState.of(Request([9] * 150, SamplingParams(max_tokens=2, ignore_eos=True)))
+    scheduler.submit(Job(6, late, "plain"))
+    ended = list[int]()
+    while not scheduler.is_idle:
+        ended += [step.request for step in _steps(scheduler) if step.state.is_finished]
+        assert 6 not in scheduler._waiting
+    assert ended[0] == 6 and sorted(ended) == list(range(7)), ended
+
+
 def test_rows_come_and_go_in_one_block() -> None:
     """Without a budget the block of a lane is not copied when a row leaves or another takes its place."""
     rng = random.Random(11)

@@ -512,3 +512,30 @@ def test_prompts_that_arrive_together_are_read_in_a_pass_of_their_own(world: tup
     while not scheduler.is_idle:
         scheduler.round()
     assert graphs.num_reading_rounds == 0
+
+
+def test_the_important_get_slots_and_pieces_first_and_wait_again_last(world: tuple[Scheduler, FakeGraphs]) -> None:
+    """Two slots have pages for their texts to grow. Who is sent back is the least important, not the youngest."""
+    scheduler, graphs = world
+    graphs.has_room = lambda size, states: sum(len(state.tokens) for state in states.values()) < 150  # type: ignore[method-assign]
+    states = [RequestState.of(Request([n + 1] * 40, SamplingParams(max_tokens=40))) for n in range(4)]
+    for number, state in enumerate(states):
+        scheduler.submit(Job(number, state, priority=int(number < 3)))
+    ended = list[int]()
+    while not scheduler.is_idle:
+        scheduler.round()
+        ended += [number for number, state in enumerate(states) if state.is_finished and number not in ended]
+        assert 3 not in scheduler._waiting
+        scheduler.check_integrity()
+    assert scheduler.num_preempted > 0 and ended[0] == 3
+    assert [state.output_ids for state in states] == [text_of([n + 1] * 40, 40) for n in range(4)]
+
+
+def test_pieces_of_important_prompts_are_read_first() -> None:
+    def seat(number: int, priority: int) -> Seat:
+        state = RequestState.of(Request([1] * (2 * PIECE_LEN + 1), SamplingParams(max_tokens=2)))
+        return Seat(number, state, rank=(priority, number))
+
+    seats = {0: seat(0, 1), 1: seat(1, 1), 2: seat(2, 0)}
+    assert device_seats.next_pieces(seats, 3) == [(2, 0), (2, PIECE_LEN), (0, 0)]
+    assert device_seats.next_pieces(seats, 4) == [(0, PIECE_LEN), (1, 0), (1, PIECE_LEN)]

@@ -14,7 +14,7 @@ from outrider.core.interfaces import Cache, Target
 from outrider.core.reading_target import PromptPiece, ReadingTarget
 from outrider.core.request import RequestState
 from outrider.engine.job import Slots
-from outrider.engine.lane import Lane
+from outrider.engine.lane import Lane, Rank
 from outrider.engine.memory import BatchSize
 from outrider.engine.pieces import PieceSizes
 from outrider.engine.prefill import Prefill
@@ -28,9 +28,9 @@ class Arrivals:
     """Requests whose prompts are being read. Requests of one lane that arrived together are read together, the others in turns.
     So a short prompt waits for one piece of a long prompt, not for all of it."""
 
-    def __init__(self, target: Target, slots: Slots, *, isolates: bool) -> None:
+    def __init__(self, target: Target, slots: Slots, rank: Rank, *, isolates: bool) -> None:
         """With ``isolates``, a request that cannot be read ends alone, and the others go on."""
-        self._target, self._num_tokens, self._isolates = target, slots.prefill_tokens, isolates
+        self._target, self._num_tokens, self._rank, self._isolates = target, slots.prefill_tokens, rank, isolates
         self.pieces = PieceSizes(slots)
         self._most = target.most_read if isinstance(target, ReadingTarget) else 0
         """Tokens of a row that may share a pass."""
@@ -47,11 +47,18 @@ class Arrivals:
         """Sizes of the arriving batches."""
         return [(lane, prefill.size) for lane, prefill in self._queue]
 
-    @property
-    def room(self) -> int:
+    def room_for(self, priority: int) -> int:
         """Prompt tokens that may still be admitted. A prompt counts as a quarter of a piece at most, so that a few long ones
-        leave room for others."""
-        return self._num_tokens - sum(min(prefill.num_left, self._num_tokens // _IN_TURNS) for _, prefill in self._queue)
+        leave room for others. Less important prompts do not count, because they are read later."""
+        before = (prefill.num_left for _, prefill in self._queue if self._priority(prefill) <= priority)
+        return self._num_tokens - sum(min(num_left, self._num_tokens // _IN_TURNS) for num_left in before)
+
+    def _priority(self, prefill: Prefill) -> int:
+        return min(self._rank(number)[0] for number, _ in prefill.rows)
+
+    def _sort(self) -> None:
+        """The more important prompts come first. Those of one importance keep their turns."""
+        self._queue.sort(key=lambda entry: self._priority(entry[1]))
 
     def add(self, lane: Lane, row: tuple[int, RequestState], prefix: Cache | None = None) -> None:
         """Start to read a request, given its number and state. ``prefix`` already holds its first tokens."""
@@ -67,6 +74,7 @@ class Arrivals:
     def read(self, *, is_carried: bool) -> list[tuple[int, RequestState]]:
         """Read as much as is allowed between two rounds. If rounds carry pieces (``is_carried``), read only prompts that they
         cannot carry. Requests that are complete join their lanes. Requests that cannot be read are returned."""
+        self._sort()
         riders = [entry for entry in self._queue if is_carried and self._rides(entry[1])]
         self._queue = [entry for entry in self._queue if entry not in riders]
         failed = self._read_apart()
@@ -78,6 +86,7 @@ class Arrivals:
 
     def ride(self) -> list[PromptPiece]:
         """The next pieces, for the pass of a round. ``rode`` is called when the round was run."""
+        self._sort()
         budget, waiting = self.pieces.size_beside, self._queue
         self._queue, self._riding = [], []
         for lane, prefill in waiting:

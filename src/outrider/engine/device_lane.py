@@ -26,7 +26,7 @@ from outrider.core.report import RoundReport
 from outrider.core.request import Request, RequestState
 from outrider.engine.constrained import finish_round
 from outrider.engine.device_seats import Arriving, Seat, next_pieces, num_pieces_left, prompts_of
-from outrider.engine.lane import Keep, Lane
+from outrider.engine.lane import Lane
 from outrider.engine.launched import Launched
 from outrider.engine.memory import BatchSize
 from outrider.engine.prefill import Prefilled
@@ -52,7 +52,7 @@ class DeviceLane(Lane):
         self._pending: Launched | None = None
         self._arriving = Arriving()
         self._policy_state: Any = None
-        self.keep: Keep = lambda *_: None
+        self.keep, self.rank = lambda *_: None, lambda number: (0, number)
         self._clock = time.perf_counter()
 
     @property
@@ -78,14 +78,14 @@ class DeviceLane(Lane):
 
     @property
     def one_too_many(self) -> int | None:
-        """The youngest request, if the next round needs more pages than there are and another request can go on without it."""
+        """The least important request, if the next round needs more pages than there are and another can go on without it."""
         needy = self._needy(3)
         if not needy or self._graphs.has_room(self._size, needy):
             return None
-        return max(self.order) if len(self.order) > 1 else None
+        return max(self.order, key=self.rank) if len(self.order) > 1 else None
 
     def reads(self, number: int, state: RequestState, prefix: Any, *, is_alone: bool) -> bool:
-        seat = Seat(number, state, prefix)
+        seat = Seat(number, state, prefix, rank=self.rank(number))
         if state.request.read_ids or not (self._seats or (is_alone and seat.is_read_at_once)):
             return False
         self._joining.append(seat)
@@ -97,8 +97,8 @@ class DeviceLane(Lane):
         if self.taps:  # of all rows at once: few launches
             together = torch.cat([torch.cat(read.taps[tap]) for tap in self.taps], -1)
             features = together.split([len(states) for states in read.taps[self.taps[0]]])
-        rows = zip(read.ids, read.states, features, strict=False)
-        self._joining += [Seat(number, state, read.cache.fork([row]), one) for row, (number, state, one) in enumerate(rows)]
+        for row, (number, state, known) in enumerate(zip(read.ids, read.states, features, strict=False)):
+            self._joining.append(Seat(number, state, read.cache.fork([row]), known, rank=self.rank(number)))
 
     def leave(self, number: int) -> None:
         self._joining = [seat for seat in self._joining if seat.number != number]
@@ -164,6 +164,7 @@ class DeviceLane(Lane):
     def _make_seats(self) -> RoundReport | None:
         """Give slots to requests that have joined. Returns the report of the round that had to end for that."""
         needed, report = num_slots(len(self.rows)), None
+        self._joining.sort(key=lambda seat: seat.rank)
         if needed > self._size or needed * SHRINKS <= self._size:
             report = self._read()
             needed = num_slots(max(1, len(self.rows)))  # some may have ended
@@ -227,10 +228,9 @@ class DeviceLane(Lane):
 
     def _launch(self, graph: RoundGraph, plan: Plan, after: torch.cuda.Event | None) -> Launched:
         prompts = prompts_of(self._seats.values(), graph.num_pieces)
-        pieces = next_pieces(self._seats, graph.num_pieces)
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
-        number = graph.launch(pieces)
+        number = graph.launch(next_pieces(self._seats, graph.num_pieces))
         if not (graph.is_constrained or graph.is_told):
             events[1].record()
         self._num_rounds += 1

@@ -42,6 +42,8 @@ class Seat:
     """Tokens of rounds since then that drafted nothing."""
     num_paged: int = 0
     """Tokens that the slot has pages for."""
+    rank: tuple[int, int] = (0, 0)
+    """Its importance: requests with less take slots, and are read, before others."""
 
     def __post_init__(self) -> None:
         params, stages = self.state.params, stages_for([self.state.request])
@@ -140,10 +142,11 @@ def num_pieces_left(seats: Iterable[Seat]) -> int:
 
 
 def next_pieces(seats: Mapping[int, Seat], most: int) -> list[tuple[int, int]]:
-    """Slots, and prompt tokens before each piece, of the ``most`` pieces that the next round reads, in order of arrival."""
+    """Slots, and prompt tokens before each piece, of the ``most`` pieces that the next round reads, in order of
+    importance and arrival."""
     reading = [(slot, seat) for slot, seat in seats.items() if seat.num_left]
     found: list[tuple[int, int]] = []
-    for slot, seat in sorted(reading, key=lambda pair: pair[1].began):
+    for slot, seat in sorted(reading, key=lambda pair: (pair[1].rank, pair[1].began)):
         while seat.num_left and len(found) < most:
             found.append((slot, seat.num_read))
             seat.num_read += min(PIECE_LEN, seat.num_left)

@@ -17,11 +17,15 @@ Keep = Callable[[int, Any, int], object]
 """Called with a request whose prompt was read or that has ended, and with the cache row of its tokens, so that other requests
 can reuse a shared prefix."""
 
+Rank = Callable[[int], tuple[int, int]]
+"""Importance of a request by its number: less is more important, and earlier."""
+
 
 class Lane(ABC):
     """Requests that share rounds."""
 
     keep: Keep
+    rank: Rank
 
     @property
     @abstractmethod

@@ -33,7 +33,7 @@ from outrider.engine.finish import report_apart
 from outrider.engine.grouping import GROUPINGS
 from outrider.engine.host_lane import HostLane
 from outrider.engine.job import Job, Slots
-from outrider.engine.lane import Lane
+from outrider.engine.lane import Lane, Rank
 from outrider.engine.memory import BatchSize, MemoryModel
 from outrider.engine.replace_drafter import replace_drafter
 from outrider.engine.step import Batch, Engine
@@ -70,7 +70,8 @@ class Scheduler:
         self._new_device_lane: NewLane = device_lane if device_lane and self.memory.budget is None else lambda _: None
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
-        self._arrivals = Arrivals(target, self.slots, isolates=isolates)
+        self._rank: Rank = lambda number: self._jobs[number].rank
+        self._arrivals = Arrivals(target, self.slots, self._rank, isolates=isolates)
         self._hosts: dict[Hashable, HostLane] = {}
         self._devices: dict[Hashable, Lane | None] = {}
         """Lanes of captured rounds, made when the first request needs one; None where a method has none."""
@@ -109,7 +110,7 @@ class Scheduler:
         """Queue a request that was checked."""
         assert job.id not in self._jobs, "a request has a number of its own"
         self._jobs[job.id] = job
-        insort(self._waiting, job.id, key=lambda waiting: self._jobs[waiting].rank)
+        insort(self._waiting, job.id, key=self._rank)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
@@ -227,7 +228,7 @@ class Scheduler:
         if job.lane not in self._devices:
             made = self._devices[job.lane] = self._new_device_lane(self._find_method(job.lane))
             if made is not None:
-                made.keep = self._keep_prefix
+                made.keep, made.rank = self._keep_prefix, self._rank
         device = self._devices[job.lane]
         return device if device is not None and device.accepts(job.state.request) else self._host(job.lane)
 
@@ -245,8 +246,7 @@ class Scheduler:
     def _make_room(self) -> None:
         """Cut the next trees to what memory allows. If not even the roots fit, the least important request waits again."""
         while (room := self._largest_tree()) is None:
-            running = (job for number, job in self._jobs.items() if number not in self._waiting)
-            self._preempt(max(running, key=lambda job: job.rank).id)
+            self._preempt(max(set(self._jobs) - set(self._waiting), key=self._rank))
         self._room = room
         for _, lane in self._lanes:
             while (number := lane.one_too_many) is not None:
@@ -261,16 +261,16 @@ class Scheduler:
         job = self._jobs[number]
         self.cancel(number)
         self._jobs[number] = job
-        insort(self._waiting, number, key=lambda waiting: self._jobs[waiting].rank)
+        insort(self._waiting, number, key=self._rank)
 
     def _admit(self) -> None:
         """Admit the longest-waiting requests, while there are slots, memory and prompt tokens to read left."""
-        while self._waiting and self.num_running < self.slots.max_rows and self._arrivals.room > 0:
+        while self._waiting and self.num_running < self.slots.max_rows:
             job = self._jobs[self._waiting[0]]
             state, lane, num_tokens = job.state, self._home(job), len(job.state.tokens)
             size = BatchSize(1, num_tokens, num_tokens)
             crowded = self.num_running and not lane.has_room([size, *(one for _, one in self._arrivals.sizes)])
-            if crowded or self._largest_tree((lane, size)) is None:
+            if self._arrivals.room_for(job.priority) <= 0 or crowded or self._largest_tree((lane, size)) is None:
                 return
             self._waiting.popleft()
             self.last_waits += [] if state.num_output else [time.perf_counter() - job.created]
