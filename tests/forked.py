@@ -21,8 +21,8 @@ _MOST_FILES = 1 << 16
 
 
 def can_fork() -> bool:
-    """A process that has used a GPU cannot be forked, and neither can one on macOS that has used its libraries."""
-    return sys.platform == "linux" and not torch.cuda.is_initialized()
+    """A fork cannot use a GPU that its parent has looked at, and on macOS not the system's libraries."""
+    return sys.platform == "linux" and not torch.cuda.is_available()
 
 
 def fork_companions() -> None:
