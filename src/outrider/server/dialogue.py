@@ -31,7 +31,7 @@ class Dialogue:
         given = asked.input if isinstance(asked.input, str) else [_looked_up(item, shelf) for item in asked.input]
         items = [*earlier, *items_of(given)]
         if len(items) > MOST_ITEMS:
-            message = f"the conversation has {len(items)} items; at most {MOST_ITEMS} are taken; begin a new one"
+            message = f"the conversation has {len(items)} items; at most {MOST_ITEMS} are taken; start a new one"
             raise ApiError(400, message, param="previous_response_id")
         return Dialogue(items, shelf, shelf.is_open and asked.store is not False)
 
