@@ -112,7 +112,7 @@ def captured(method: Method, target: Target) -> RoundGraphs | None:
         return None
     rule = None if method.rule.can_be_captured else method.rule
     from outrider.engine.captured_rounds import RoundGraphs
-    from outrider.models.joint import ALONE
+    from outrider.models.rank_sums import ALONE
 
     if method.drafter.never_guesses and rule is None:
         return RoundGraphs(fast, None, method.policy, CapturedShape({}), pairs=pairs)

@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
 from outrider.acceptance.coupled import followed, followed_one_by_one
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.equal_siblings import first_twins
 from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.params import SamplingParams
 from outrider.core.random_source import NoiseSource
@@ -23,7 +24,6 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Law, Sampler
 from outrider.core.tree import TokenTree
-from outrider.core.twins import first_twins
 from outrider.core.verdict import RowVerdict, Verdict
 
 RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal]

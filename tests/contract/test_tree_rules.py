@@ -32,10 +32,10 @@ from outrider.acceptance import Block, KSeq, Recursive, Rejection, Traversal
 from outrider.acceptance.paths import path_of
 from outrider.acceptance.residual import draw_row, ratio, surplus
 from outrider.core.draft import Draft, Draws
+from outrider.core.equal_siblings import first_twins
 from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.tree import TokenTree
-from outrider.core.twins import first_twins
 from outrider.core.verdict import RowVerdict
 
 TWO, THREE, LATE, BINARY = [-1, 0, 0], [-1, 0, 0, 0], [-1, 0, 1, 1], [-1, 0, 0, 1, 1, 2, 2]

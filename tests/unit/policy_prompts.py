@@ -15,7 +15,7 @@ from policy_rounds import observation
 
 from outrider.core.interfaces import Observation, Plan, Policy, Stateless
 from outrider.core.prices import Prices
-from outrider.core.reading import Prompts
+from outrider.core.prompt_reading import Prompts
 
 NUM_READ = 512
 """Tokens of prompts that a round reads at most."""

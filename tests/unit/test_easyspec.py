@@ -24,9 +24,9 @@ from outrider.engine.step import Engine
 from outrider.methods import compose
 from outrider.models.decoder import Decoder
 from outrider.models.fuzzy import FuzzyDraft
-from outrider.models.joint import Alone
 from outrider.models.load import load_model
 from outrider.models.parallel import ParallelTarget, load_layers_apart
+from outrider.models.rank_sums import Alone
 
 PROMPTS = [[5, 9, 11, 3], [40, 41], [66, 1, 2, 3, 4, 5]]
 SHORT = [[3, 1, 4], [15, 9, 2, 6, 5], [35], [8, 9, 7, 9, 3, 2]]

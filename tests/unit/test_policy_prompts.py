@@ -9,7 +9,7 @@ from policy_seats import Given
 
 from outrider.core.device_round import PIECE_LEN
 from outrider.core.params import SamplingParams
-from outrider.core.reading import Prompts
+from outrider.core.prompt_reading import Prompts
 from outrider.core.reason import ReasonCode
 from outrider.core.request import Request, RequestState
 from outrider.engine.device_seats import NUM_PIECES, Seat, num_pieces_left, prompts_of

@@ -18,8 +18,8 @@ from outrider.device.sampling.choose import Bests, block_bests
 from outrider.device.shared_round import FollowedRound, RoundSpec, Sent, best_columns, sent_to_all, unpacked
 from outrider.models.config import ModelConfig
 from outrider.models.gpu.decoder import FastDecoder
-from outrider.models.joint import Joint
 from outrider.models.random_decoder import tiny_config, tiny_weights
+from outrider.models.rank_sums import Joint
 from outrider.models.share import Share
 from outrider.models.weights import Weights
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from outrider.core.tree import TokenTree
 from outrider.models.decoder import Decoder
 from outrider.models.decoder_weights import Weights
-from outrider.models.joint import Joint
 from outrider.models.random_decoder import tiny_config, tiny_weights
+from outrider.models.rank_sums import Joint
 from outrider.models.share import Share
 
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 16, "v_head_dim": 12}

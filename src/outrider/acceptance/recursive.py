@@ -13,7 +13,7 @@ goes on below it; where all are rejected, the rest is drawn from.
 Miao et al. 2023 (SpecInfer, arXiv 2305.09781) for independent siblings; Jeon et al. 2024 (RSD, arXiv 2402.14160) and Chen et
 al. 2024 (Sequoia, arXiv 2402.12374) without replacement. Lossless for both by Corollary B of docs/lossless.md. The rule works
 from the top down. So it may also be used where the number of siblings depends on other branches (a stochastic beam). Siblings
-may also come from different laws, those of drafters that take turns (``core/turns.py``). On a chain it is token-wise
+may also come from different laws, those of drafters that take turns (``core/drafter_turns.py``). On a chain it is token-wise
 rejection.
 """
 
@@ -27,11 +27,11 @@ from torch import Tensor
 from outrider.acceptance.paths import path_of, tree_verdict
 from outrider.acceptance.residual import NOTHING, draw, draw_row, ratio, surplus
 from outrider.core.draft import Draft, Draws, Shape
+from outrider.core.drafter_turns import by_turn, law_of_turn, laws_at
 from outrider.core.interfaces import AcceptanceRule, RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Law
-from outrider.core.turns import by_turn, law_of_turn, laws_at
 from outrider.core.verdict import RowVerdict, Verdict
 
 

@@ -35,11 +35,11 @@ from outrider.acceptance.paths import row_at, tree_verdict
 from outrider.acceptance.residual import draw, ratio, surplus
 from outrider.acceptance.together import TogetherRule
 from outrider.core.draft import Draft
+from outrider.core.equal_siblings import first_twins
 from outrider.core.interfaces import RowDraft
 from outrider.core.random_source import RandomSource
 from outrider.core.rng import Noise, Purpose
 from outrider.core.sampling import Law
-from outrider.core.twins import first_twins
 from outrider.core.verdict import Verdict
 
 _TINY = torch.finfo(torch.float64).tiny

@@ -45,7 +45,7 @@ class Draft:
     draws: Draws
     q: Tensor | None = None
     """[B, N, V] row n is the law from which the children of node n were drawn; None when deterministic. When several
-    drafters take turns it is [B, N, S, V] (``core/turns.py``)."""
+    drafters take turns it is [B, N, S, V] (``core/drafter_turns.py``)."""
     resume: Resume | None = None
     """The layers of the target that the drafter has already run, if any."""
     beliefs: Sequence[Sequence[float]] | None = None

@@ -23,8 +23,8 @@ from outrider.core.draft import Draft, Draws, Shape
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.plan import Plan
 from outrider.core.prices import PriceSource
+from outrider.core.prompt_reading import NO_PROMPTS, Prompts
 from outrider.core.random_source import RandomSource
-from outrider.core.reading import NO_PROMPTS, Prompts
 from outrider.core.resume import Resume
 from outrider.core.rewinding import Rewinding
 from outrider.core.rng import Choose, GumbelStream, Noise, gumbel_stream

@@ -22,7 +22,7 @@ from outrider.models.attention.tree_tiles import Rows, Sights
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.replay import capturing
 from outrider.models.gpu.stream import Step
-from outrider.models.joint import ALONE, Joint
+from outrider.models.rank_sums import ALONE, Joint
 
 Layout = Sequence[tuple[tuple[int, ...], torch.dtype] | None]
 """Shapes and types of the parts of a message; None for parts that are absent."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.core.device_round import PIECE_LEN
 from outrider.core.device_sampling import stages_for
-from outrider.core.reading import Prompts
+from outrider.core.prompt_reading import Prompts
 from outrider.core.request import RequestState
 from outrider.engine.finish import take
 

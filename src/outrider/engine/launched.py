@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.interfaces import Observation, Plan
-from outrider.core.reading import NO_PROMPTS, Prompts
+from outrider.core.prompt_reading import NO_PROMPTS, Prompts
 from outrider.core.report import RoundReport
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree

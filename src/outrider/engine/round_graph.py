@@ -33,7 +33,7 @@ from outrider.models.attention.tree_tiles import Rows
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.replay import capturing
 from outrider.models.gpu.uploads import sent
-from outrider.models.joint import ALONE
+from outrider.models.rank_sums import ALONE
 
 _KEYS = itertools.count()
 """Names of captured rounds, for the followers of a divided model."""

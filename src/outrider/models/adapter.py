@@ -26,7 +26,7 @@ from outrider.models.heads.folder import signature_of
 from outrider.models.heads.head import HeadNorm, PackedTexts
 from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import read_config
-from outrider.models.student import Student
+from outrider.models.taught_model import Student
 from outrider.models.weights import SafetensorsFolder
 
 _KEYS = (

@@ -32,7 +32,6 @@ from outrider.models.attention import SightMaker
 from outrider.models.decoder_weights import LayerWeights, Weights
 from outrider.models.experts import ExpertsMlp
 from outrider.models.features import ModelConfig
-from outrider.models.joint import Joint, SummedLinear, SummedMlp
 from outrider.models.latent import LatentAttention
 from outrider.models.layers import (
     AnyLayer,
@@ -50,6 +49,7 @@ from outrider.models.linear import Linear, LinearOf, linear_of
 from outrider.models.norms import norm_of, query_norm_of
 from outrider.models.pools import pool_for
 from outrider.models.prefill import read_in_chunks
+from outrider.models.rank_sums import Joint, SummedLinear, SummedMlp
 from outrider.models.rope import RotaryTable
 
 _CHUNK = 512

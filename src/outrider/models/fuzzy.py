@@ -20,9 +20,9 @@ from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.decoder import Decoder
-from outrider.models.joint import Joint
 from outrider.models.layer_groups import Group, Relayed
 from outrider.models.layers import AnyLayer
+from outrider.models.rank_sums import Joint
 
 
 def holder_of(layer: int, size: int) -> int:

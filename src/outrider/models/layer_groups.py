@@ -15,8 +15,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from outrider.models.joint import Joint
 from outrider.models.layers import AnyLayer, Pass
+from outrider.models.rank_sums import Joint
 
 
 @final

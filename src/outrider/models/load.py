@@ -20,6 +20,7 @@ from outrider.core.key_storage import storage_named
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.config import ModelConfig, config_of
 from outrider.models.decoder import Decoder
+from outrider.models.decoder_choice import Running, Speed, refuse
 from outrider.models.dtypes import EXACT, FEW_BITS, ROUNDED_INPUTS, STORED, auto_dtype, computing_dtype, dtype_named
 from outrider.models.gguf import GGUFFile, hf_config, hf_tensors, read_gguf
 from outrider.models.gguf.stored import is_fast_as_stored, stored_tensors
@@ -34,7 +35,6 @@ from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.recurrent import RecurrentConfig, RecurrentDecoder, recurrent_config
 from outrider.models.reduced import ReducedDraft, spoken_ids
 from outrider.models.source import Source, local_path
-from outrider.models.speed import Running, Speed, refuse
 from outrider.models.weights import SafetensorsFolder, TensorDict, TensorSource, Weights, read_weights
 
 

@@ -20,7 +20,7 @@ from typing import final
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.core.prices import PriceSource
-from outrider.core.reading import NO_PROMPTS, Prompts
+from outrider.core.prompt_reading import NO_PROMPTS, Prompts
 from outrider.core.reason import Reason, ReasonCode
 from outrider.policies.belief import Account, Usual
 from outrider.policies.chooser import RoundForecast, look_ahead

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 from outrider.core.interfaces import Observation, Plan
-from outrider.core.reading import Prompts
+from outrider.core.prompt_reading import Prompts
 from outrider.core.reason import ReasonCode
 from outrider.core.tree import TokenTree
 from outrider.policies.lengths import depths_of

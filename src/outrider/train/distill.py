@@ -36,7 +36,7 @@ from outrider.engine.step import Engine
 from outrider.models.adapter import new_adapter
 from outrider.models.heads import PackedTexts
 from outrider.models.heads.embedding_and_output import read_target
-from outrider.models.student import Student
+from outrider.models.taught_model import Student
 from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.train.data import Document
 from outrider.train.devices import current_team

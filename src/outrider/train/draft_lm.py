@@ -27,7 +27,7 @@ from outrider.models.heads.layer import HeadLayer, PackedAttending, Rotations
 from outrider.models.load import read_config
 from outrider.models.native import fastest_decoder
 from outrider.models.source import local_path
-from outrider.models.student import Student
+from outrider.models.taught_model import Student
 from outrider.models.weights import SafetensorsFolder, TensorDict, Weights, read_weights
 
 _LLAMA = {

@@ -12,9 +12,9 @@ import torch
 from outrider.codecs.text import TextCodec
 from outrider.core.errors import ModelError, OptionError
 from outrider.models.config import ModelConfig, config_of, why_not_lean
+from outrider.models.decoder_choice import Running
 from outrider.models.dtypes import computing_dtype
 from outrider.models.load import decoder_of, device_of, read_config
-from outrider.models.speed import Running
 from outrider.models.weights import Weights, read_weights
 from outrider.vision.book import Book
 from outrider.vision.families import VisionFamily, family_of

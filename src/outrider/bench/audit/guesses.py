@@ -16,9 +16,9 @@ from outrider.bench.audit.betting import Gambler
 from outrider.bench.audit.events import GUESSED, Event, event, law_events
 from outrider.bench.audit.findings import Finding, failed, passed, skipped
 from outrider.core.draft import Draws
+from outrider.core.drafter_turns import law_of_turn
 from outrider.core.interfaces import Observation
 from outrider.core.report import RoundReport
-from outrider.core.turns import law_of_turn
 
 _MOST_NODES = 12
 """Most guesses of a tree that are tested: the first ones. More only cost time."""

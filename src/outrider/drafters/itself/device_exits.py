@@ -9,7 +9,7 @@ from outrider.core.interfaces import Target
 from outrider.core.route import Route
 from outrider.drafters.trees.shape import TreeShape
 from outrider.models.adapter import Adapter
-from outrider.models.joint import ALONE
+from outrider.models.rank_sums import ALONE
 
 
 def exit_twin(

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Draws
+from outrider.core.equal_siblings import first_twins
 from outrider.core.errors import OptionError
 from outrider.core.interfaces import Drafter, Plan, Target
 from outrider.core.method_rows import MethodRow, Parts
-from outrider.core.twins import first_twins
 from outrider.drafters.model.draft_growth import DraftGrowth
 from outrider.drafters.model.tree_drafter import TreeDrafter
 from outrider.drafters.trees.candidates import Drawing

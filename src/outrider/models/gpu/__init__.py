@@ -13,7 +13,7 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gpu.known import missing_features
-from outrider.models.joint import ALONE, Joint
+from outrider.models.rank_sums import ALONE, Joint
 
 NUMERICS = ("auto", "invariant", "fast")
 """Modes of arithmetic. With ``invariant``, the scores of a node do not depend on what shares its pass. With ``fast``, near ties

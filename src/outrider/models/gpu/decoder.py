@@ -47,12 +47,12 @@ from outrider.models.gpu.small_batch_matmul import Ending, NormParts
 from outrider.models.gpu.stream import Step, Stream
 from outrider.models.gpu.sums import add_norm, ended_logits, summed
 from outrider.models.gpu.tiles import Kind
-from outrider.models.joint import ALONE, Joint
-from outrider.models.lent import lend
+from outrider.models.lent_pages import lend
 from outrider.models.packed import LayerMatrices, Matrix, matrices_of
 from outrider.models.padded_heads import with_wider_heads
 from outrider.models.pools import pool_for
 from outrider.models.prefill import read_in_chunks
+from outrider.models.rank_sums import ALONE, Joint
 from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
 

@@ -9,12 +9,12 @@ import torch
 from outrider.cache.page_pool import PAGE_LEN
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
-from outrider.models.joint import Joint
 from outrider.models.native.build import BUILD, built_library, can_build, ready_to_measure
 from outrider.models.native.compiler import cache_folder, processor
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.instruction_sets import has_bfloat16, isa_here
 from outrider.models.native.known import can_run, multiplies_stored
+from outrider.models.rank_sums import Joint
 from outrider.models.weights import Weights
 
 __all__ = [

@@ -34,7 +34,6 @@ from outrider.core.traits import TargetTraits
 from outrider.core.tree import TokenTree
 from outrider.models.config import ModelConfig
 from outrider.models.decoder_weights import STORED_ROWS, Weights
-from outrider.models.joint import Joint
 from outrider.models.native.beside import hand_out, with_pieces
 from outrider.models.native.choices import choose, gumbel_stream
 from outrider.models.native.growing import Growing, GrownTrees
@@ -46,6 +45,7 @@ from outrider.models.native.wanted import Wanted
 from outrider.models.padded_heads import with_wider_heads
 from outrider.models.pools import pool_for
 from outrider.models.prefill import read_in_chunks
+from outrider.models.rank_sums import Joint
 from outrider.models.rope import RotaryTable
 
 _CHUNK = 256

@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from outrider.models.joint import Joint
+from outrider.models.rank_sums import Joint
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 

@@ -1,7 +1,7 @@
 """One model divided among processes, with the same interface as a whole one.
 
 ``load_parallel`` divides a target by heads, MLP columns and vocabulary rows (``share.py``); half layers end in a sum over ranks
-(``joint.py``, ``link.py``). ``load_layers_apart`` divides a draft by layers, which run at once (``fuzzy.py``). Both start the
+(``rank_sums.py``, ``link.py``). ``load_layers_apart`` divides a draft by layers, which run at once (``fuzzy.py``). Both start the
 followers and return the leader's target, and everything above a target stays as it is.
 """
 
@@ -14,6 +14,7 @@ from typing import Unpack
 import torch
 
 from outrider.core.errors import OptionError, RankError
+from outrider.models.decoder_choice import Running
 from outrider.models.dtypes import STORED
 from outrider.models.features import ModelConfig
 from outrider.models.layer_share import LayerShare
@@ -23,7 +24,6 @@ from outrider.models.parallel.target import ParallelTarget
 from outrider.models.parallel.units import kept_by_auto, units_of
 from outrider.models.share import Share
 from outrider.models.source import Source, local_path
-from outrider.models.speed import Running
 
 __all__ = ["ParallelTarget", "RankError", "load_layers_apart", "load_parallel"]
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from outrider.models.joint import Joint
+from outrider.models.rank_sums import Joint
 from outrider.models.share import Share
 
 PATIENCE = timedelta(seconds=120)

@@ -30,7 +30,7 @@ from outrider.core.route import Route
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.core.watched_target import WatchedTarget
-from outrider.models.lent import lend
+from outrider.models.lent_pages import lend
 from outrider.models.parallel.rank import Opening, Rank
 from outrider.models.parallel.team import RankTeam, watch
 

@@ -8,6 +8,7 @@ import torch
 
 from outrider.core.allocator import give_back
 from outrider.core.layered_target import LayeredTarget
+from outrider.models.decoder_choice import Speed
 from outrider.models.decoder_weights import Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gpu import can_run as gpu_can_run
@@ -18,7 +19,6 @@ from outrider.models.quantised.folder import QuantisedFolder
 from outrider.models.quantised.format import Format
 from outrider.models.quantised.packed_rows import PackedFolder
 from outrider.models.quantised.stored import StoredFolder
-from outrider.models.speed import Speed
 from outrider.models.weights import TensorSource, read_weights
 
 

@@ -20,11 +20,11 @@ from outrider.core.layered_target import LayeredTarget
 from outrider.models.decoder_weights import LayerWeights, Weights
 from outrider.models.features import ModelConfig
 from outrider.models.gguf.stored import SPAN
-from outrider.models.joint import Joint
 from outrider.models.native import native_decoder
 from outrider.models.native.known import multiplies_stored
 from outrider.models.quantised.matrix import Quantised
 from outrider.models.quantised.stored import FLOATS, StoredRows, rows_of
+from outrider.models.rank_sums import Joint
 
 _HEAD_BITS = 8
 _TYPES = {4: "Q4_0", 8: "Q8_0"}

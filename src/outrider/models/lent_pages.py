@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.cache.paged import PagedCache
-from outrider.models.joint import ALONE, Joint
+from outrider.models.rank_sums import ALONE, Joint
 
 
 def lend(joint: Joint, cache: PagedCache, num_nodes: int, *, start: int = 0) -> None:
