@@ -1,6 +1,6 @@
 """What can be taught the target's laws place by place: a draft model, or a part that makes the target's own states speak.
 
-    states = student(batch),      q(t) = softmax(student.logits(states)(t))  ~  p(t),  the target's law after place t
+states = student(batch),      q(t) = softmax(student.logits(states)(t))  ~  p(t),  the target's law after place t
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _Response:
 
     text: str
     said: Sequence[_Item]
-    """What it answers."""
+    """The items that this response answers."""
     output: Sequence[_Item]
     at: float
 
