@@ -122,7 +122,7 @@ def planes_of(rows: Tensor, entry: TensorEntry) -> Planes:
 
 
 def mxfp4_of(rows: Tensor, entry: TensorEntry) -> Packed:
-    """Rows of floats of 4 bits (MXFP4) as a packed matrix: a block is the exponent of its scale, then the codes of 32 weights."""
+    """Floats of 4 bits (MXFP4) as a packed matrix: a block is the exponent of its scale, then the codes of 32 weights."""
     blocks, num_outputs = rows.reshape(-1, entry.storage.block_bytes), math.prod(entry.shape[:-1])
     scales = blocks[:, 0].reshape(num_outputs, -1).T.contiguous()
     return Packed(blocks[:, 1:].reshape(num_outputs, -1).contiguous(), scales)
