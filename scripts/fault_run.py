@@ -2,11 +2,12 @@
 
     python scripts/fault_run.py [--minutes 30] [--clients 8] [--page-len 16] [--seed 0] [--out FILE]
 
-A server runs in this process on the loopback. Clients send requests, whole and streamed, with and without a grammar. Meanwhile
-faults come at random. The engine raises in the middle of a round, processes that compile grammars are killed, and the clock
-jumps by an hour. Readers read slowly or leave, and the audit log lies on a full disk. Every request must end in one of two
-ways: with the text that it gets alone, or with an error that says so. Afterwards no request, row or page may be held. The last
-line is JSON. The exit code is 1 if a request was lost, a text was wrong or something is held.
+A server runs in this process on the loopback. Clients send requests, whole and streamed, with and without a grammar, and
+conversations of two turns whose second goes on from the stored first. Meanwhile faults come at random. The engine raises in the
+middle of a round, processes that compile grammars are killed, and the clock jumps by an hour. Readers read slowly or leave, and
+the audit log lies on a full disk. Every request must end in one of two ways: with the text that it gets alone, or with an error
+that says so. Afterwards no request, row or page may be held. The last line is JSON. The exit code is 1 if a request was lost, a
+text was wrong or something is held.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ SCHEMA = {
     "required": ["name"],
     "additionalProperties": False,
 }
+COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+_PATIENCE_S = 600
+"""Longer than anything here takes, so that a request that ends by it is lost."""
 _REAL_CLOCK = time.time
 
 
@@ -55,6 +59,11 @@ def request(rng: random.Random) -> dict[str, Any]:
         schema = {**SCHEMA, "properties": {"name": {"enum": words}}}
         asked |= {"guided_json": schema, "ignore_eos": False}
     return asked
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    """The text of a completion or a response."""
+    return answer["choices"][0]["text"] if "choices" in answer else answer["output"][0]["content"][0]["text"]
 
 
 class Faults:
@@ -122,36 +131,54 @@ class Load:
         self.counts = Counter[str]()
         self.texts: dict[str, str] = {}
         """Texts of requests, each served alone."""
-        self.answers: list[tuple[str, str]] = []
+        self.answers: list[tuple[str, str, str]] = []
+        """Path, request and text of each."""
 
     async def client(self, until: float) -> None:
-        async with httpx.AsyncClient(base_url=self.address, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=self.address, timeout=_PATIENCE_S) as client:
             while time.monotonic() < until:
-                asked, kind = request(self.rng), self.rng.choice(["whole", "stream", "slow", "leave"])
+                asked, kind = request(self.rng), self.rng.choice(["whole", "talk", "stream", "slow", "leave"])
                 self.counts[await self.one(client, asked, kind)] += 1
 
     async def one(self, client: httpx.AsyncClient, asked: dict[str, Any], kind: str) -> str:
         """How a request ended."""
         try:
+            if kind == "talk":
+                return await self.talked(client, asked)
             if kind == "whole":
-                answer = await client.post("/v1/completions", json=asked)
-                return self.ended(asked, answer.status_code, answer.json())
+                answer = await client.post(COMPLETIONS, json=asked)
+                return self.ended(COMPLETIONS, asked, answer)
             return await self.streamed(client, asked, kind)
         except (httpx.HTTPError, ValueError) as error:
             print(f"lost: {type(error).__name__} {error} {asked}", file=sys.stderr)
             return "lost"
 
-    def ended(self, asked: dict[str, Any], status: int, answer: dict[str, Any]) -> str:
-        if status != 200:
-            return f"error_{status}" if answer.get("error", {}).get("message") else "lost"
-        self.answers.append((json.dumps(asked), answer["choices"][0]["text"]))
+    def ended(self, path: str, asked: dict[str, Any], answer: httpx.Response) -> str:
+        if answer.status_code != 200:
+            return f"error_{answer.status_code}" if answer.json().get("error", {}).get("message") else "lost"
+        self.answers.append((path, json.dumps(asked), text_of(answer.json())))
         return "answered"
+
+    async def talked(self, client: httpx.AsyncClient, wanted: dict[str, Any]) -> str:
+        """Two turns. The second one's text has to be that of the whole conversation sent at once."""
+        asked = {"input": wanted["prompt"], "max_output_tokens": wanted["max_tokens"]}
+        asked |= {name: wanted[name] for name in ("temperature", "seed")}
+        first = await client.post(RESPONSES, json=asked)
+        ended = self.ended(RESPONSES, asked, first)
+        if ended != "answered":
+            return ended
+        told = first.json()
+        said = [("user", asked["input"]), ("assistant", text_of(told)), ("user", "And then?")]
+        whole = {**asked, "input": [{"role": role, "content": content} for role, content in said], "store": False}
+        more = {**asked, "input": "And then?", "previous_response_id": told["id"]}
+        return self.ended(RESPONSES, whole, await client.post(RESPONSES, json=more))
 
     async def streamed(self, client: httpx.AsyncClient, asked: dict[str, Any], kind: str) -> str:
         text, is_over = "", False
-        async with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as answer:
+        async with client.stream("POST", COMPLETIONS, json={**asked, "stream": True}) as answer:
             if answer.status_code != 200:
-                return self.ended(asked, answer.status_code, json.loads(await answer.aread()))
+                await answer.aread()
+                return self.ended(COMPLETIONS, asked, answer)
             async for line in answer.aiter_lines():
                 if not line.startswith("data: "):
                     continue
@@ -169,18 +196,18 @@ class Load:
         if not is_over:
             print(f"lost: the stream ended without a word {asked}", file=sys.stderr)
             return "lost"
-        self.answers.append((json.dumps(asked), text))
+        self.answers.append((COMPLETIONS, json.dumps(asked), text))
         return "answered"
 
     async def compare(self) -> int:
         """Ask again, alone and without faults; how many texts were different."""
         wrong = 0
         async with httpx.AsyncClient(base_url=self.address, timeout=None) as client:
-            await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})  # meets a fault that still waits
-            for asked, text in self.answers:
+            await client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2})  # meets a fault that still waits
+            for path, asked, text in self.answers:
                 if asked not in self.texts:
-                    answer = await client.post("/v1/completions", json={**json.loads(asked), "speculation": "off"})
-                    self.texts[asked] = answer.json()["choices"][0]["text"]
+                    answer = await client.post(path, json={**json.loads(asked), "speculation": "off"})
+                    self.texts[asked] = text_of(answer.json())
                 if self.texts[asked] != text:
                     wrong += 1
                     print(f"different: {asked}: {text!r} alone: {self.texts[asked]!r}", file=sys.stderr)
