@@ -5,8 +5,9 @@
 Independent instructions of a kind are repeated on one thread, and the least CPU time of many short runs counts, since a
 machine may be shared. A floor is the larger of two times: bytes over the speed of a plain sum, and the instructions of the
 type's product over their rates. A type with scales multiplies whole numbers, 32 inputs at a time, and then adds them as floats:
-two multiply-adds for a register of outputs, three with offsets. Additions of whole numbers, unpacking and attention are left
-out. Weights of bfloat16 are multiplied as floats. The last line of stdout is one JSON document.
+two multiply-adds for a register of outputs, three with offsets. Sets without VNNI or its like add whole numbers in steps of
+their own, which count. Unpacking and attention are left out. Weights of bfloat16 are multiplied as floats. The last line of
+stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Core:
     kinds: dict[str, tuple[str, int]]
     """An instruction, and the multiply-adds it does."""
     products: dict[int, int]
-    """Bits of a weight, and instructions of products of 8 bits for a register of outputs and 32 inputs."""
+    """Bits of a weight, and instructions of products of 8 bits, and of their sums, for a register of outputs and 32 inputs."""
 
 
 _ZMM = {
@@ -47,6 +48,7 @@ _ZMM = {
     DOT: ("vpdpbusd %zmm30, %zmm31, %zmm{i}", 64),
     "whole numbers to floats": ("vcvtdq2ps %zmm30, %zmm{i}", 0),
 }
+_ZMM_SHORT = _ZMM | {DOT: ("vpmaddubsw %zmm30, %zmm31, %zmm{i}", 64)}
 _YMM = {
     FLOAT: ("vfmadd231ps %ymm14, %ymm15, %ymm{i}", 8),
     DOT: ("vpmaddubsw %ymm14, %ymm15, %ymm{i}", 32),
@@ -59,9 +61,13 @@ _NEON = {
     "whole numbers to floats": ("scvtf v{i}.4s, v30.4s", 0),
     "shift": ("shl v{i}.4s, v30.4s, 16", 0),
 }
+_SHORT_SUMS = {4: 17, 8: 32}
+"""Four bits: 8 products, 7 sums of 16 bits, which are widened and added once. Eight: each sign is moved, and each product is
+widened and added."""
 CORES = {
     "avx512_vnni": Core("-mavx512f -mavx512vnni", 16, 24, _ZMM, {4: 8, 8: 8}),
-    "avx2": Core("-mavx2 -mfma", 8, 12, _YMM, {4: 9, 8: 24}),  # of 8 bits: signs are moved, and each product is widened
+    "avx512": Core("-mavx512f -mavx512bw", 16, 24, _ZMM_SHORT, _SHORT_SUMS),
+    "avx2": Core("-mavx2 -mfma", 8, 12, _YMM, _SHORT_SUMS),
     "neon_dot": Core("-march=armv8.2-a+dotprod+fp16", 4, 16, _NEON, {4: 8, 8: 8}),
 }
 MODELS = {"bundled target": 12_058_624, "SmolLM2-135M": 134_479_872}
