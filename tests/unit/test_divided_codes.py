@@ -19,6 +19,7 @@ from outrider import LLM, OptionError, SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.models import parallel
 from outrider.models.native.build import can_build
+from outrider.models.packed import codes_and_scales, pack, part_in_eight
 from outrider.models.parallel import ParallelTarget
 from outrider.models.parallel.rank import ByHeads
 from outrider.models.source import Source
@@ -46,10 +47,10 @@ def experts_file(folder: Path) -> str:
 
 def model_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """A model whose shares are whole blocks, and the type it is opened in."""
-    if kind == "experts, rounded":
+    if kind.startswith("experts, "):
         changes = {"model_type": "mixtral", "attention_bias": False, "mlp_bias": False, "sliding_window": None}
         changes |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128, "head_dim": 32}
-        return checkpoint(folder / "rounded", **changes), "w8a8"
+        return checkpoint(folder / "rounded", **changes), kind.removeprefix("experts, ")
     if kind == "experts":
         (folder / "experts").mkdir()
         return experts_file(folder / "experts"), "stored"
@@ -62,7 +63,8 @@ def model_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 
 @pytest.mark.parametrize(
-    "kind", ["Q4_0", "Q4_K_M", "Q8_0", "gptq", "gptq-symmetric", "gptq-8bit", "awq", "experts", "experts, rounded"]
+    "kind",
+    ["Q4_0", "Q4_K_M", "Q8_0", "gptq", "gptq-symmetric", "gptq-8bit", "awq", "experts", "experts, w8a8", "experts, int8"],
 )
 def test_two_processes_say_what_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Scores of one process, up to the rounding of a sum over ranks: it may move an input of 8 bits by one step. The text of
@@ -85,6 +87,14 @@ def test_two_processes_say_what_one_says(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_row_begins_some_blocks_later() -> None:
     table = torch.tensor([[100, 2], [500, 6]])  # Q4_0 has 18 bytes for 32 weights, Q4_K 144 for 256
     assert from_input(table, 256).tolist() == [[100 + 8 * 18, 2], [500 + 144, 6]]
+
+
+def test_a_part_in_eight_bits_is_one_of_the_rounded_matrix() -> None:
+    weight = torch.randn(6, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
+    whole = pack(weight, 8)
+    for begin, end in ((0, 32), (32, 96)):
+        codes, scales = codes_and_scales(part_in_eight(weight[:, begin:end], weight))
+        assert torch.equal(codes, whole.data[:, begin:end]) and torch.equal(scales, whole.scales[0].float())
 
 
 def test_blocks_are_not_cut(tmp_path: Path) -> None:

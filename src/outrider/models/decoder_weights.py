@@ -59,7 +59,8 @@ class LayerWeights:
     Rows of ``qkv`` are query heads, key heads, value heads; rows of ``gate_up`` are the gate, then up. In latent
     attention, rows of ``qkv`` are those of the queries (or of their latent), of the latent, and of the rotated key. In a
     layer of E experts, ``gate_up`` and ``down`` (with their biases) are [E, ..], and ``router`` chooses among the
-    experts. For the native CPU pass, a matrix may be a table of rows of a GGUF file (``gguf/stored.py``).
+    experts. For the native CPU pass, a matrix may be a table of rows of a GGUF file (``gguf/stored.py``), or codes of 8
+    bits with their scales (``packed.part_in_eight``).
     """
 
     attention_norm: Tensor | None

@@ -10,7 +10,9 @@ from outrider.models.native import auto_types
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROUNDED_INPUTS = "w8a8"
 """8-bit weights, with activations rounded to 8 bits for every product, 32 at a time, as in a Q8_0 file (CPU)."""
-FEW_BITS = {"int8": 8, "int4": 4, ROUNDED_INPUTS: 8}
+EIGHT_BITS = "int8"
+"""8-bit weights with a scale for every output."""
+FEW_BITS = {EIGHT_BITS: 8, "int4": 4, ROUNDED_INPUTS: 8}
 """Types that round weights to this many bits. The result is another model; its own plain decoding is the reference.
 Activations are bfloat16, or 8 bits for int4 on a CPU and for w8a8."""
 STORED = "stored"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar, final
 
 import torch
@@ -61,6 +61,11 @@ class Packed(FewBits):
         """Whether the numbers are e2m1 floats, whose scales are powers of two."""
         return self.scales.dtype == torch.uint8
 
+    @cached_property
+    def values(self) -> tuple[float, ...]:
+        """``levels`` as numbers of Python, read from the device once; none where there is no table."""
+        return () if self.levels is None else tuple(self.levels.tolist())
+
     @property
     def group_len(self) -> int:
         """Inputs that share a scale."""
@@ -96,8 +101,7 @@ class Packed(FewBits):
 
     @property
     def form(self) -> tuple[object, ...]:
-        levels = None if self.levels is None else tuple(self.levels.tolist())
-        return self.data.dtype, self.scales.dtype, self.group_len, self.zeros is None, levels
+        return self.data.dtype, self.scales.dtype, self.group_len, self.zeros is None, self.values
 
     @property
     def device(self) -> torch.device:
@@ -136,13 +140,36 @@ def pack(weight: Tensor, bits: int) -> Packed:
     num_outputs, depth = weight.shape
     groups = weight.float().view(num_outputs, 1 if bits == 8 else depth // GROUP, -1)
     top = 127 if bits == 8 else 7
-    scales = (groups.abs().amax(-1).clamp(min=1e-8) / top).to(weight.dtype)
-    whole = (groups / scales.float()[..., None]).round_().clamp_(-top, top)
+    scales = _scales(groups, top).to(weight.dtype)
+    whole = _whole(groups, scales, top)
     scales = scales.T.contiguous()
     if bits == 8:
         return Packed(whole.view(num_outputs, depth).to(torch.int8), scales)
     nibbles = (whole + 8).to(torch.uint8)
     return Packed((nibbles[..., : GROUP // 2] | nibbles[..., GROUP // 2 :] << 4).flatten(1), scales)
+
+
+def part_in_eight(part: Tensor, whole: Tensor) -> Tensor:
+    """[.., out, inputs + 4] int8: some inputs of a matrix, rounded as ``pack`` rounds it ``whole``, and behind the codes of an
+    output the bytes of its scale."""
+    scales = _scales(whole.float(), 127).to(whole.dtype)
+    codes = _whole(part.float(), scales, 127).to(torch.int8)
+    return torch.cat((codes, scales.float()[..., None].view(torch.int8)), -1)
+
+
+def codes_and_scales(rounded: Tensor) -> tuple[Tensor, Tensor]:
+    """[out, inputs] int8 and [out] float32 of what ``part_in_eight`` made."""
+    size = torch.float32.itemsize
+    return rounded[:, :-size].contiguous(), rounded[:, -size:].contiguous().view(torch.float32)[:, 0]
+
+
+def _scales(groups: Tensor, top: int) -> Tensor:
+    """The largest number of each group over ``top``."""
+    return groups.abs().amax(-1).clamp(min=1e-8) / top
+
+
+def _whole(groups: Tensor, scales: Tensor, top: int) -> Tensor:
+    return (groups / scales.float()[..., None]).round_().clamp_(-top, top)
 
 
 @final

@@ -13,7 +13,7 @@ from outrider.models.config import ModelConfig
 from outrider.models.decoder_weights import HELD, STORED_ROWS, LayerWeights, StoredBytes, Weights
 from outrider.models.native.packed_parts import experts_struct, in_turn, latent_struct, part_matrices, widest_mlp
 from outrider.models.native.structs import ExpertsStruct, LayerStruct, MatrixStruct, ModelStruct
-from outrider.models.packed import pack
+from outrider.models.packed import codes_and_scales, pack
 
 _BLOCK = 16
 _LINE = 64
@@ -141,7 +141,10 @@ class PackedModel:
             kind = _WITH_FLOATS if self._float_inputs else _ROUNDING
             return MatrixStruct(places, self.floats(bias), None, inputs, len(weight), kind)
         scales = None
-        if self._bits == 8 and not is_exact:
+        if weight.dtype == torch.int8:
+            weight, found = codes_and_scales(weight)
+            scales = self.floats(found)
+        elif self._bits == 8 and not is_exact:
             rounded = pack(weight, 8)
             weight, scales = rounded.data, self.floats(rounded.scales[0])
         else:

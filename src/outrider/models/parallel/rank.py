@@ -27,15 +27,16 @@ from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.models.decoder import Decoder
 from outrider.models.decoder_weights import Division, Weights
-from outrider.models.dtypes import FEW_BITS, STORED
+from outrider.models.dtypes import EIGHT_BITS, FEW_BITS, STORED
 from outrider.models.features import ModelConfig
 from outrider.models.fuzzy import FuzzyDraft
 from outrider.models.gpu import gpu_decoder
 from outrider.models.layer_share import LayerShare
 from outrider.models.load import lean_checkpoint, lean_config
 from outrider.models.native import fastest_decoder, native_decoder
+from outrider.models.native.known import multiplies_stored
 from outrider.models.parallel.link import Link, backend_of
-from outrider.models.parallel.stored import rounded_share, stored_share
+from outrider.models.parallel.stored import InEight, rounded_share, stored_share
 from outrider.models.quantised.weight_rounding import rounded_decoder
 from outrider.models.share import Share
 from outrider.models.weights import read_weights
@@ -104,14 +105,16 @@ class ByHeads(Opening):
     def weights(self, part: RankShare, device: torch.device) -> tuple[ModelConfig, Weights]:
         assert isinstance(part, Share)
         path, is_gpu = Path(self.path), device.type == "cuda"
-        if self.dtype != STORED and not (self.dtype in FEW_BITS and is_gpu):
+        if self.dtype != STORED and not (self.dtype in FEW_BITS and is_gpu) and self.dtype != EIGHT_BITS:
             return super().weights(part, device)
         config = lean_config(path)
         config = config if self.max_len is None else replace(config, max_len=self.max_len)
         part.check(config)
         if self.dtype == STORED:
             return config, stored_share(path, config, part, device)
-        _, source, _ = lean_checkpoint(path, dtype=self.dtype, device=device, max_len=self.max_len)
+        _, source, dtype = lean_checkpoint(path, dtype=self.dtype, device=device, max_len=self.max_len)
+        if not is_gpu:
+            return config, read_weights(source, config, dtype=dtype, device=device, share=InEight(part))
         return config, rounded_share(source, config, part, FEW_BITS[self.dtype], device)
 
     def model(self, config: ModelConfig, weights: Weights, link: Link) -> LayeredTarget:
@@ -134,6 +137,9 @@ class ByHeads(Opening):
         return Decoder(mine, weights, self.page_len, joint=link)
 
     def _of_codes(self, mine: ModelConfig, weights: Weights, link: Link) -> LayeredTarget | None:
+        if self.dtype == EIGHT_BITS:
+            known = multiplies_stored(mine)
+            return native_decoder(mine, weights, FEW_BITS[EIGHT_BITS], joint=link, page_len=self.page_len) if known else None
         if self.dtype in FEW_BITS:
             return rounded_decoder(mine, weights, FEW_BITS[self.dtype], joint=link, page_len=self.page_len)
         return native_decoder(mine, weights, joint=link, page_len=self.page_len)

@@ -1,4 +1,4 @@
-"""One rank's weights of a model whose matrices are of few bits: as they are stored, on a CPU or a GPU, or rounded on a GPU."""
+"""One rank's weights of a model whose matrices are of few bits: as they are stored, or rounded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from outrider.models.features import ModelConfig
 from outrider.models.gguf import read_gguf
 from outrider.models.gguf.stored import EMBEDDING, stored_tensors
 from outrider.models.load import read_config
-from outrider.models.packed import packed_if_in_groups
+from outrider.models.packed import packed_if_in_groups, part_in_eight
 from outrider.models.quantised.folder import QuantisedFolder, checkpoint
 from outrider.models.quantised.gguf_planes import planes_source
 from outrider.models.quantised.packed_rows import PackedFolder, PackedRows
 from outrider.models.quantised.stored import StoredFolder
 from outrider.models.share import Share
 from outrider.models.weights import TensorSource, read_weights
+
+_CUT = ("out", "down", "shared_down")
+"""Matrices whose inputs are divided."""
 
 
 def stored_share(path: Path, config: ModelConfig, share: Share, device: torch.device) -> Weights:
@@ -92,12 +95,32 @@ class _Rounded(Division):
         return self.share.layers(num_layers)
 
     def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
-        cut = {name: each for name in ("out", "down", "shared_down") if (each := vars(whole)[name]) is not None}
+        cut = {name: each for name in _CUT if (each := vars(whole)[name]) is not None}
         return self.share.layer(config, replace(whole, **{name: self._table(matrix) for name, matrix in cut.items()}))
 
     def _table(self, matrix: Tensor) -> Tensor:
         """The table [.., out, 2] of a matrix [.., out, in], rounded."""
         return self.kept.table(packed_if_in_groups(matrix, self.bits)).view(*matrix.shape[:-1], 2)
+
+    def rows(self, matrix: Tensor) -> Tensor:
+        return self.share.rows(matrix)
+
+
+@final
+@dataclass(frozen=True)
+class InEight(Division):
+    """A share of a model that a CPU rounds to 8 bits, output by output. Where inputs are divided, the scale is that of all of
+    them."""
+
+    share: Share
+
+    def layers(self, num_layers: int) -> Sequence[int]:
+        return self.share.layers(num_layers)
+
+    def layer(self, config: ModelConfig, whole: LayerWeights) -> LayerWeights:
+        part = self.share.layer(config, whole)
+        cut = {name: (vars(part)[name], each) for name in _CUT if (each := vars(whole)[name]) is not None}
+        return replace(part, **{name: part_in_eight(*pair) for name, pair in cut.items()})
 
     def rows(self, matrix: Tensor) -> Tensor:
         return self.share.rows(matrix)

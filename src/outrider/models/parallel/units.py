@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from outrider.core.errors import OptionError
-from outrider.models.dtypes import FEW_BITS, ROUNDED_INPUTS, STORED
+from outrider.models.dtypes import EIGHT_BITS, FEW_BITS, ROUNDED_INPUTS, STORED
 from outrider.models.features import ModelConfig
 from outrider.models.gguf import GGUFFile, read_gguf
 from outrider.models.gguf.stored import SPAN, is_fast_as_stored
@@ -78,8 +78,8 @@ def _columns(config: ModelConfig) -> dict[str, int]:
 def _rounded(what: str, config: ModelConfig, dtype: str, place: torch.device) -> Units:
     """Units of matrices that are rounded when they are read."""
     if place.type == "cpu":
-        if dtype == "int8":
-            raise OptionError(f"{what}: a scale belongs to all inputs of an output on a CPU; use 'bfloat16', 'w8a8' or 'int4'")
+        if dtype == EIGHT_BITS:
+            return Units()
         if config.hidden_size % SPAN:
             raise OptionError(f"{what}: its states do not come in groups of {SPAN}; use 'bfloat16'")
         return Units(SPAN, SPAN)
