@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from outrider.models.few_bits import FewBits
+from outrider.models.gpu import limits
 
 COMPILED: Counter[str] = Counter()
 LATENT = {"n_routed_experts": 16, "moe_intermediate_size": 192, "first_k_dense_replace": 1}
@@ -300,6 +301,7 @@ def main() -> None:
     parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide, "recurrent": recurrent}
     parts["codes"] = codes
     driver.set_active(NoDevice())
+    limits.HOPPER = True  # before the modules with kernels take it over
     JITFunction.__getitem__ = compile_only
     for name in sys.argv[1:] or parts:
         parts[name]()

@@ -24,9 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.models.few_bits import FewBits
+from outrider.models.gpu.code_bits import BYTES, E2M1, FLOATS, NIBBLES, table_code
 from outrider.models.gpu.expert_pairs import rows_of, store_pairs
 from outrider.models.gpu.grouped import numbers_of
-from outrider.models.gpu.int4_matmul import NIBBLES
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import HOPPER
 from outrider.models.gpu.planes_matmul import form_of, parts_of, weights_of_planes
@@ -40,29 +40,6 @@ STEP = 128
 """Inputs of a step."""
 _COUNT = tl.constexpr(STEP // 2)
 """Inputs of each half of a step."""
-
-
-def _e2m1() -> str:
-    """Each half byte's magnitude and sign are moved to where bfloat16 has them, and the exponent is made up for."""
-    halves = [(source, place) for place in (6, 2) for source in "ab"]
-    moves = [
-        line
-        for number, (source, place) in enumerate(halves)
-        for line in (
-            f"shl.b32 t, {source}, {place};",
-            f"shl.b32 s, {source}, {place + 6};",
-            "and.b32 t, t, 0x01C001C0;",
-            f"lop3.b32 ${number}, s, 0x80008000, t, 0xEA;",
-        )
-    ]
-    taken = [f"prmt.b32 {name}, $4, 0, 0x{order};" for name, order in (("a", 4140), ("b", 4342))]
-    scaled = [f"mul.bf16x2 ${number}, ${number}, c;" for number in range(4)]
-    lines = [".reg .b32 a, b, c, s, t;", "mov.b32 c, 0x7E807E80;", *taken, *moves, *scaled]
-    return "\n    ".join(["{", *lines, "}"])
-
-
-_E2M1 = tl.constexpr(_e2m1())
-"""Four bytes to the floats of their four low and their four high halves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +65,14 @@ def decoding_of(weight: FewBits, dtype: torch.dtype) -> Decoding:
     group, bitwise = weight.group_len, HOPPER and dtype == torch.bfloat16
     if weight.bits == 8:
         is_after = len(weight.scales) == 1 or group % STEP == 0
-        form = (group, weight.is_float, is_after)
+        form = (group, min(_COUNT.value, group & -group), weight.is_float, bitwise, is_after)
         return Decoding(_of_bytes, (weight.data.view(torch.uint8), weight.scales), form, STEP // 2, group if is_after else 0)
     if weight.is_e2m1:
         return Decoding(_of_e2m1, (weight.data, weight.scales), (bitwise,), group // 2)
     zeros, levels = (weight.scales if each is None else each for each in (weight.zeros, weight.levels))
     is_after = group == STEP
-    form = (group // 2, weight.zeros is not None, weight.levels is not None, bitwise, is_after)
+    table = table_code(weight.values) if bitwise and weight.values else None
+    form = (group // 2, weight.zeros is not None, weight.levels is not None, table, bitwise, is_after)
     return Decoding(_of_nibbles, (weight.data, weight.scales, zeros, levels), form, group // 2, group if is_after else 0)
 
 
@@ -108,18 +86,19 @@ def _spread(values, HALF: tl.constexpr):
 @triton.jit
 def _of_nibbles(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
     """Codes of 4 bits: integers, with zeros or without, or places in a table. FORM: half a group, whether there are zeros and
-    a table, whether the bits of a bfloat16 are put together, and whether scales come later."""
+    a table, the code that looks numbers up, whether a bfloat16 is put together from bits, and whether scales come later."""
     codes, scales, zeros, levels = parts
     HALF: tl.constexpr = FORM[0]
     at = tl.arange(0, _COUNT)
     there = is_output[:, None] & (k // 2 + at < depth // 2)[None, :]
     packed = tl.load(codes + first[:, None] * (depth // 2) + k // 2 + at[None, :], mask=there, other=0)
-    if FORM[2]:
-        below, above = tl.load(levels + (packed & 15)), tl.load(levels + (packed >> 4))
-    elif FORM[3]:
+    if FORM[4]:
+        CODE: tl.constexpr = FORM[3] if FORM[2] else NIBBLES
         below, above = tl.inline_asm_elementwise(
-            NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+            CODE, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
+    elif FORM[2]:
+        below, above = tl.load(levels + (packed & 15)), tl.load(levels + (packed >> 4))
     else:
         below = ((packed & 15).to(tl.int32) - 8).to(tl.float32)
         above = ((packed >> 4).to(tl.int32) - 8).to(tl.float32)
@@ -129,7 +108,7 @@ def _of_nibbles(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
     if FORM[1]:
         zero = _spread(tl.load(zeros + where, mask=known, other=0.0).to(below.dtype), HALF)
         below, above = below - zero, above - zero
-    if not FORM[4]:
+    if not FORM[5]:
         scale = _spread(tl.load(scales + where, mask=known, other=0.0).to(tl.float32), HALF)
         below, above = below.to(tl.float32) * scale, above.to(tl.float32) * scale
     return below, above
@@ -146,7 +125,7 @@ def _of_e2m1(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
     packed = tl.load(codes + first[:, None] * (depth // 2) + k // 2 + at[None, :], mask=there, other=0)
     if FORM[0]:
         below, above = tl.inline_asm_elementwise(
-            _E2M1, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+            E2M1, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
     else:
         low, high = packed.to(tl.int32), packed.to(tl.int32) >> 4
@@ -161,23 +140,31 @@ def _of_e2m1(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
 
 
 @triton.jit
-def _bytes_at(codes, scales, first, ks, depth, num_all, is_output, FORM: tl.constexpr):
-    """The numbers of inputs ``ks``."""
+def _bytes_at(codes, scales, first, k, depth, num_all, is_output, FORM: tl.constexpr):
+    """The numbers of the inputs of half a step, from input ``k`` on."""
+    ks = k + tl.arange(0, _COUNT)
     there = is_output[:, None] & (ks < depth)[None, :]
-    found = numbers_of(tl.load(codes + first[:, None] * depth + ks[None, :], mask=there, other=0), FORM[1])
-    if not FORM[2]:
-        scale = tl.load(scales + (ks // FORM[0])[None, :] * num_all + first[:, None], mask=there, other=0.0)
-        found *= scale.to(tl.float32)
+    packed = tl.load(codes + first[:, None] * depth + ks[None, :], mask=there, other=0)
+    if FORM[3]:
+        CODE: tl.constexpr = FLOATS if FORM[2] else BYTES
+        found = tl.inline_asm_elementwise(CODE, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4)
+    else:
+        found = numbers_of(packed, FORM[2])
+    if not FORM[4]:
+        spans = k + tl.arange(0, _COUNT // FORM[1]) * FORM[1]
+        known = is_output[:, None] & (spans < depth)[None, :]
+        scale = tl.load(scales + (spans // FORM[0])[None, :] * num_all + first[:, None], mask=known, other=0.0)
+        found = found.to(tl.float32) * _spread(scale.to(tl.float32), FORM[1])
     return found
 
 
 @triton.jit
 def _of_bytes(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
-    """Codes of 8 bits. FORM: the length of a group, whether they are floats, and whether scales come later."""
+    """Codes of 8 bits. FORM: the length of a group, how many inputs that follow one another have one scale, whether codes are
+    floats, whether a bfloat16 is put together from bits, and whether scales come later."""
     codes, scales = parts
-    ks = k + tl.arange(0, _COUNT)
-    below = _bytes_at(codes, scales, first, ks, depth, num_all, is_output, FORM)
-    above = _bytes_at(codes, scales, first, ks + _COUNT, depth, num_all, is_output, FORM)
+    below = _bytes_at(codes, scales, first, k, depth, num_all, is_output, FORM)
+    above = _bytes_at(codes, scales, first, k + _COUNT, depth, num_all, is_output, FORM)
     return below, above
 
 

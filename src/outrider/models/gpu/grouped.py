@@ -4,7 +4,7 @@
 
 ``quantised_matmul.py`` does the same faster on Hopper, for groups of 128; this is for other devices and groups. An
 e4m3 float becomes one of 32 bits by moving its bits: the exponent then counts from 127 instead of 7, which a factor
-of 2^120 makes right.
+of 2^120 makes right. A whole number is put behind the bits of 2^23, which is quicker than the device's own conversion.
 
 Many rows are multiplied by cuBLAS, which wants 16 bits: ``packed_in_sixteen`` writes a matrix out in one reading of its
 codes.
@@ -33,10 +33,12 @@ _ROWS, _COLUMNS = 16, 512
 @triton.jit
 def numbers_of(codes, IS_FLOAT: tl.constexpr):
     """The numbers that codes of 8 bits stand for, float32."""
-    if not IS_FLOAT:
-        return codes.to(tl.int8, bitcast=True).to(tl.float32)
     bits = codes.to(tl.int32) & 255
-    return (((bits & 128) << 24) | ((bits & 127) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    if IS_FLOAT:
+        numbers = (((bits & 128) << 24) | ((bits & 127) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    else:
+        numbers = ((bits ^ 128) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
+    return numbers
 
 
 @triton.jit

@@ -2,13 +2,12 @@
 
     y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
-Conversion is expensive: the compiler's way takes longer than reading 16 bits would. On Hopper and later a bfloat16 is put
-together from its bits, four bytes at a time: 0x4300 | n is 128 + n for a nibble n. One sum in the order of the groups, so as in
+On Hopper and later numbers are put together from their bits (``code_bits.py``). One sum in the order of the groups, so as in
 ``small_batch_matmul.py`` a row's numbers depend neither on the others nor on their number. A zero is taken off before the
 product. Codes that are places in a table (nf4) are looked up; what they stand for is rounded to the type of the inputs.
 """
 
-# ruff: noqa: N803 - kernels write compile-time numbers in capitals
+# ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -16,48 +15,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.models.gpu.code_bits import NIBBLES
 from outrider.models.gpu.launch import begin, end
-
-
-def nibble_code(number: str, *, given: str = "") -> str:
-    """Assembly for four bytes: their four low and their four high nibbles n as 128 + n, less what ``number`` holds
-    twice."""
-    return f"""{{
-    .reg .b32 a, b, c;
-    {given}
-    prmt.b32 a, $4, 0, 0x4140;
-    prmt.b32 b, $4, 0, 0x4342;
-    lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $1, b, 0x000F000F, 0x43004300, 0xEA;
-    shr.u32 a, a, 4;
-    shr.u32 b, b, 4;
-    lop3.b32 $2, a, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $3, b, 0x000F000F, 0x43004300, 0xEA;
-    sub.bf16x2 $0, $0, {number};
-    sub.bf16x2 $1, $1, {number};
-    sub.bf16x2 $2, $2, {number};
-    sub.bf16x2 $3, $3, {number};
-    }}"""
-
-
-NIBBLES = tl.constexpr(nibble_code("c", given="mov.b32 c, 0x43084308;"))
-"""Four bytes to their four low and their four high nibbles, less 8."""
 
 
 @triton.jit
 def _tile(
     bytes_at, scales_at, zeros_at, levels, low_x, high_x, is_output,
-    ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr,
+    ZEROS: tl.constexpr, LEVELS: tl.constexpr, TABLE: tl.constexpr, BITWISE: tl.constexpr,
 ):  # fmt: skip
-    """The contribution of one group to a tile of outputs."""
+    """The contribution of one group to a tile of outputs. ``TABLE``: the code that looks numbers up, where there is one."""
     packed = tl.load(bytes_at, mask=is_output[:, None], other=0)
-    if LEVELS:
+    if BITWISE:
+        CODE: tl.constexpr = TABLE if LEVELS else NIBBLES
+        low, high = tl.inline_asm_elementwise(
+            CODE, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    elif LEVELS:
         low = tl.load(levels + (packed & 15)).to(low_x.dtype)
         high = tl.load(levels + (packed >> 4)).to(low_x.dtype)
-    elif BITWISE:
-        low, high = tl.inline_asm_elementwise(
-            NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
     else:
         low = ((packed & 15).to(tl.int8) - 8).to(low_x.dtype)
         high = ((packed >> 4).to(tl.int8) - 8).to(low_x.dtype)
@@ -72,8 +48,8 @@ def _tile(
 @triton.jit(do_not_specialize=["num_rows"])
 def nibble_product(
     x, weight, scales, zeros, levels, out, num_rows, num_outputs, depth, part_len,
-    GATED: tl.constexpr, ZEROS: tl.constexpr, LEVELS: tl.constexpr, BITWISE: tl.constexpr, HALF: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+    GATED: tl.constexpr, ZEROS: tl.constexpr, LEVELS: tl.constexpr, TABLE: tl.constexpr, BITWISE: tl.constexpr,
+    HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The kernel of a product. ``HALF`` is half a group. ``num_outputs`` counts results; gated matrices have twice as many
     rows."""
@@ -95,11 +71,11 @@ def nibble_product(
         high_x = tl.load(x_at + k + HALF, mask=is_row[None, :], other=0.0)
         at = (k // (2 * HALF)) * width + outputs
         places = (bytes_at + k // 2, scales + at, zeros + at)
-        total += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, BITWISE)
+        total += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, TABLE, BITWISE)
         if GATED:
             at += num_outputs
             places = (ups_at + k // 2, scales + at, zeros + at)
-            total_up += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, BITWISE)
+            total_up += _tile(places[0], places[1], places[2], levels, low_x, high_x, is_output, ZEROS, LEVELS, TABLE, BITWISE)
     end(EARLY)
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * total_up

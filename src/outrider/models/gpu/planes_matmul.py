@@ -98,8 +98,8 @@ def _weights(
     scale_above = scale_below
     if GROUP == 16:
         scale_above = _scale(scales, steps, unit, 1, first, num_all, known, BLOCK, GROUP, STEPS)
-    below = (below - MIDDLE).to(tl.float32) * _spread(scale_below)
-    above = (above - MIDDLE).to(tl.float32) * _spread(scale_above)
+    below = ((below | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + MIDDLE)) * _spread(scale_below)
+    above = ((above | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + MIDDLE)) * _spread(scale_above)
     if OFFSETS:
         offset = _spread(_scale(offsets, offset_steps, unit, 0, first, num_all, known, BLOCK, GROUP, OFFSET_STEPS))
         below, above = below + offset, above + offset

@@ -9,10 +9,9 @@ ones are loaded while the present one is multiplied. The first weights are reque
 
 A matrix of a checkpoint may have scales for units in 8 bits, too, and zeros in 4.
 
-Numbers are put together from their bits: 0x4300 | n is the bfloat16 128 + n for n below 128. A nibble is (128 + n) - 136; a
-byte is (128 + its lower seven bits) - 128, or - 256 where its sign is set: 0x4300 with the sign in the right place. Every
-output is one sum in the same order, whatever the number of rows. Written in Gluon, since Triton's own language has no say in
-where a thread's numbers stand; ``int4_matmul.py`` and ``small_batch_matmul.py`` do the same on other devices.
+Numbers are put together from their bits (``code_bits.py``). Every output is one sum in the same order, whatever the number of
+rows. Written in Gluon, since Triton's own language has no say in where a thread's numbers stand; ``int4_matmul.py`` and
+``small_batch_matmul.py`` do the same on other devices.
 """
 
 # ruff: noqa: N803, N806, RUF005 - kernels write compile-time numbers in capitals, and cannot unpack
@@ -24,46 +23,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from outrider.models.gpu.int4_matmul import NIBBLES, nibble_code
+from outrider.models.gpu.code_bits import ABOVE_ZERO, BYTES, FLOATS, NIBBLES
 from outrider.models.gpu.launch_gluon import begin, end
 
 UNIT = gl.constexpr(128)
 """Inputs that are multiplied at a time (``packed.GROUP``); in 4 bits they share a scale."""
 _CHUNK = gl.constexpr(16)
 """Rows whose inputs are in registers at a time."""
-_BYTES = gl.constexpr(
-    """{
-    .reg .b32 a, b, c, d;
-    prmt.b32 a, $2, 0, 0x4140;
-    prmt.b32 b, $2, 0, 0x4342;
-    lop3.b32 c, a, 0x00800080, 0x43004300, 0xEA;
-    lop3.b32 d, b, 0x00800080, 0x43004300, 0xEA;
-    lop3.b32 a, a, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 b, b, 0x007F007F, 0x43004300, 0xEA;
-    sub.bf16x2 $0, a, c;
-    sub.bf16x2 $1, b, d;
-    }"""
-)
-_FLOATS = gl.constexpr(
-    """{
-    .reg .b32 a, b, c, d, e;
-    mov.b32 e, 0x7B807B80;
-    prmt.b32 a, $2, 0, 0x1404;
-    prmt.b32 b, $2, 0, 0x3424;
-    and.b32 c, a, 0x80008000;
-    and.b32 d, b, 0x80008000;
-    shr.u32 a, a, 4;
-    shr.u32 b, b, 4;
-    lop3.b32 a, a, 0x07F007F0, c, 0xEA;
-    lop3.b32 b, b, 0x07F007F0, d, 0xEA;
-    mul.bf16x2 $0, a, e;
-    mul.bf16x2 $1, b, e;
-    }"""
-)
-"""Four e4m3 floats: their bits where a bfloat16 has them, times 2^120, since its exponent counts from 127 instead of 7."""
-_ABOVE_ZERO = gl.constexpr(nibble_code("$5"))
-"""``NIBBLES`` with a number of each row's own, 136 and its zero, in the place of 136. $5 and $6 hold it twice each."""
-GROUPED, ZEROS, FLOATS = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
+GROUPED, ZEROS, IN_FLOATS = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
 """What a matrix has: a scale for every unit, a zero for every unit (4 bits), e4m3 floats (8 bits)."""
 
 
@@ -113,15 +80,15 @@ def _multiplied(packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: 
     if FORM & GROUPED:
         part = gl.zeros_like(total)
     if BITS == 8:
-        if FORM & FLOATS:
-            numbers = gl.inline_asm_elementwise(_FLOATS, "=r,=r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=4)
+        if FORM & IN_FLOATS:
+            numbers = gl.inline_asm_elementwise(FLOATS, "=r,=r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=4)
         else:
-            numbers = gl.inline_asm_elementwise(_BYTES, "=r,=r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=4)
+            numbers = gl.inline_asm_elementwise(BYTES, "=r,=r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=4)
         part = mma_v2(numbers, inputs[0], part)
     else:
         if FORM & ZEROS:
             low, high = gl.inline_asm_elementwise(
-                _ABOVE_ZERO, "=r,=r,=r,=r,r,r,r", [packed, middle], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+                ABOVE_ZERO, "=r,=r,=r,=r,r,r,r", [packed, middle], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
             )
         else:
             low, high = gl.inline_asm_elementwise(
@@ -207,7 +174,7 @@ def rounded_product(
     STAGES: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """BN outputs, 16 times as many as warps or a multiple, of BM rows over ``part_len`` units of the sum, ``UNITS`` to a stage.
-    A gated matrix has two ``SIDES``. ``FORM`` is a sum of ``GROUPED``, ``ZEROS`` and ``FLOATS``; the scale of a whole output
+    A gated matrix has two ``SIDES``. ``FORM`` is a sum of ``GROUPED``, ``ZEROS`` and ``IN_FLOATS``; the scale of a whole output
     multiplies its sum."""
     PART: gl.constexpr = UNIT * BITS // 8
     CHUNK: gl.constexpr = BM if BM < _CHUNK else _CHUNK

@@ -25,6 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
+from outrider.models.gpu.code_bits import table_code
 from outrider.models.gpu.finish import ACTIVATIONS, SILU, Finish
 from outrider.models.gpu.grouped import launch_grouped
 from outrider.models.gpu.int4_matmul import nibble_product
@@ -172,7 +173,7 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
 
 
 def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated: bool, grid: tuple[int, int, int]) -> None:
-    (num_rows, depth), group = x.shape, weight.group_len
+    (num_rows, depth), group, bitwise = x.shape, weight.group_len, HOPPER and x.dtype == torch.bfloat16
     stage_bytes = tile.bn * (2 if gated else 1) * group // 2 + tile.bm * group * x.element_size()
     nibble_product[grid](
         x,
@@ -188,7 +189,8 @@ def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
         GATED=gated,
         ZEROS=weight.zeros is not None,
         LEVELS=weight.levels is not None,
-        BITWISE=HOPPER and x.dtype == torch.bfloat16,
+        TABLE=table_code(weight.values) if bitwise and weight.values else None,
+        BITWISE=bitwise,
         HALF=group // 2,
         BM=tile.bm,
         BN=tile.bn,
