@@ -141,6 +141,8 @@ def quantised() -> None:
     few = zeros.half()
     forms = [Packed(nibbles, few), Packed(nibbles, few, zeros), Packed(nibbles, few.float(), zeros)]
     forms += [Packed(floats, torch.ones(1, outputs)), Packed(floats, few.float()), Packed(codes, few)]
+    half = torch.zeros(depth // 64, outputs)
+    forms += [Packed(nibbles, half, levels=torch.arange(16.0)), Packed(nibbles, half.half(), half.bfloat16())]
     x = torch.zeros(64, depth, dtype=torch.bfloat16)
     for packed in forms:
         for bm, bn, bk, warps in ((8, 64, 256, 4), (16, 64, 128, 4), (64, 128, 128, 8)):

@@ -10,18 +10,20 @@ from outrider.models.gpu.limits import can_ring
 
 pytestmark = pytest.mark.skipif(not can_ring(128, 128, torch.bfloat16), reason="needs a Hopper GPU and triton 3.6")
 FORMS = ["nibbles", "nibbles-zeros", "nibbles-wide-scales", "bytes-groups", "floats", "floats-groups"]
+FORMS += ["nibbles-zeros-short", "nibbles-places-short"]
 
 
 def matrix(form: str, outputs: int, depth: int):
     from outrider.models.packed import Packed
 
     draw = torch.Generator("cuda").manual_seed(depth)
-    groups = 1 if form == "floats" else depth // 128
+    groups = 1 if form == "floats" else depth // (64 if "short" in form else 128)
     scales = torch.rand(groups, outputs, generator=draw, device="cuda") * 0.01 + 0.005
     if form.startswith("nibbles"):
         data = torch.randint(0, 256, (outputs, depth // 2), generator=draw, device="cuda", dtype=torch.uint8)
         zeros = torch.randint(-8, 8, (groups, outputs), generator=draw, device="cuda").bfloat16() if "zeros" in form else None
-        return Packed(data, scales if "wide" in form else scales.half(), zeros)
+        levels = torch.linspace(-1, 1, 16, device="cuda") if "places" in form else None
+        return Packed(data, scales if "wide" in form else scales.half(), zeros, levels)
     numbers = torch.randn(outputs, depth, generator=draw, device="cuda") * 20
     if form == "bytes-groups":
         return Packed(numbers.round().to(torch.int8), scales.bfloat16())

@@ -88,8 +88,10 @@ class Packed(FewBits):
 
     @property
     def has_units(self) -> bool:
-        """Whether scales belong to whole outputs or to 128 inputs, as the fastest products need."""
-        return self.is_whole and ((self.bits == 8 and len(self.scales) == 1) or self.group_len == GROUP)
+        """Whether scales belong to whole outputs or to 128 inputs, in 4 bits to 64 or 128, as the fastest products need."""
+        if self.bits == 8:
+            return len(self.scales) == 1 or self.group_len == GROUP
+        return not self.is_e2m1 and self.group_len in (GROUP // 2, GROUP)
 
     @property
     def shape(self) -> tuple[int, int]:

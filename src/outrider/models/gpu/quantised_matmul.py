@@ -7,7 +7,8 @@ ones are loaded while the present one is multiplied. The first weights are reque
 
     8 bits:  y = scale * sum q x          4 bits:  y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
-A matrix of a checkpoint may have scales for units in 8 bits, too, and zeros in 4.
+A matrix of a checkpoint may have scales for units in 8 bits, too, and zeros in 4. Units of 4 bits may have 64 inputs, and their
+codes may be places in a table.
 
 Numbers are put together from their bits (``code_bits.py``). Every output is one sum in the same order, whatever the number of
 rows. Written in Gluon, since Triton's own language has no say in where a thread's numbers stand; ``int4_matmul.py`` and
@@ -26,12 +27,10 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from outrider.models.gpu.code_bits import ABOVE_ZERO, BYTES, FLOATS, NIBBLES
 from outrider.models.gpu.launch_gluon import begin, end
 
-UNIT = gl.constexpr(128)
-"""Inputs that are multiplied at a time (``packed.GROUP``); in 4 bits they share a scale."""
 _CHUNK = gl.constexpr(16)
 """Rows whose inputs are in registers at a time."""
-GROUPED, ZEROS, IN_FLOATS = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)
-"""What a matrix has: a scale for every unit, a zero for every unit (4 bits), e4m3 floats (8 bits)."""
+GROUPED, ZEROS, IN_FLOATS, TABLED = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4), gl.constexpr(8)
+"""What a matrix has: a scale for every unit; in 4 bits a zero for every unit, or places in a table; in 8 bits e4m3 floats."""
 
 
 @gluon.jit
@@ -74,8 +73,10 @@ def _fetch_more(s_ring, scales_at, z_ring, zeros_at, unit, stop, stage, width, F
 
 
 @gluon.jit
-def _multiplied(packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: gl.constexpr):
-    """``total`` plus the contribution of a unit."""
+def _multiplied(
+    packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: gl.constexpr, TABLE: gl.constexpr
+):  # fmt: skip
+    """``total`` plus the contribution of a unit. ``TABLE``: the code that looks numbers up."""
     part = total
     if FORM & GROUPED:
         part = gl.zeros_like(total)
@@ -91,8 +92,9 @@ def _multiplied(packed, inputs, scale, middle, total, BITS: gl.constexpr, FORM: 
                 ABOVE_ZERO, "=r,=r,=r,=r,r,r,r", [packed, middle], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
             )
         else:
+            CODE: gl.constexpr = TABLE if FORM & TABLED else NIBBLES
             low, high = gl.inline_asm_elementwise(
-                NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+                CODE, "=r,=r,=r,=r,r", [packed], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
             )
         part = mma_v2(high, inputs[1], mma_v2(low, inputs[0], part))
     if FORM & GROUPED:
@@ -111,8 +113,8 @@ def _no_sums(COUNT: gl.constexpr, BN: gl.constexpr, CHUNK: gl.constexpr, LAYOUT:
 
 @gluon.jit
 def _step(
-    tile, inputs, scales, zeros, totals, UNITS: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr, SIDES: gl.constexpr,
-    WEIGHTS: gl.constexpr, INPUTS: gl.constexpr,
+    tile, inputs, scales, zeros, totals, UNITS: gl.constexpr, UNIT: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr,
+    TABLE: gl.constexpr, SIDES: gl.constexpr, WEIGHTS: gl.constexpr, INPUTS: gl.constexpr,
 ):  # fmt: skip
     """The totals plus the contribution of a stage's units, for every chunk of rows and both halves of a gated matrix."""
     PART: gl.constexpr = UNIT * BITS // 8
@@ -141,7 +143,7 @@ def _step(
                 pieces = pieces + (rows.slice(unit * UNIT + half * PART, PART, dim=1).permute((1, 0)).load(INPUTS),)
             for side in gl.static_range(SIDES):
                 total = totals[chunk * SIDES + side]
-                sums = sums + (_multiplied(packed[side], pieces, scale[side], middle[side], total, BITS, FORM),)
+                sums = sums + (_multiplied(packed[side], pieces, scale[side], middle[side], total, BITS, FORM, TABLE),)
         totals = sums
     return totals
 
@@ -170,12 +172,11 @@ def _store(totals, scales, out, first_row, num_rows, num_outputs, part, FORM: gl
 @gluon.jit(do_not_specialize=["num_rows"])
 def rounded_product(
     x, weight, scales, zeros, out, num_rows, num_outputs, depth, part_len,
-    SIDES: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, UNITS: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr,
+    SIDES: gl.constexpr, BITS: gl.constexpr, FORM: gl.constexpr, TABLE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+    UNIT: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """BN outputs, 16 times as many as warps or a multiple, of BM rows over ``part_len`` units of the sum, ``UNITS`` to a stage.
-    A gated matrix has two ``SIDES``. ``FORM`` is a sum of ``GROUPED``, ``ZEROS`` and ``IN_FLOATS``; the scale of a whole output
-    multiplies its sum."""
+    A gated matrix has two ``SIDES``. ``FORM`` is a sum of what a matrix has. The scale of a whole output multiplies its sum."""
     PART: gl.constexpr = UNIT * BITS // 8
     CHUNK: gl.constexpr = BM if BM < _CHUNK else _CHUNK
     WARPS: gl.constexpr = gl.num_warps()
@@ -189,7 +190,9 @@ def rounded_product(
     COPIED_SCALES: gl.constexpr = gl.BlockedLayout([1, SCALES], [4, 8], [WARPS, 1], [1, 0])
     COPIED_ZEROS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     RING: gl.constexpr = gl.SwizzledSharedLayout(PART // 2, 1 if UNITS * PART >= 128 else 2, 2, [1, 0])
-    RING_X: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0]) if BITS == 8 else gl.SwizzledSharedLayout(32, 1, 2, [1, 0])
+    RING_X: gl.constexpr = (
+        gl.SwizzledSharedLayout(8, 1, 8, [1, 0]) if BITS == 8 else gl.SwizzledSharedLayout(PART // 2, 1, 2, [1, 0])
+    )
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     part = gl.program_id(2)
     width = num_outputs * SIDES
@@ -219,7 +222,7 @@ def rounded_product(
         async_copy.wait_group(STAGES - 2)
         now, later = step % STAGES, (step + STAGES - 1) % STAGES
         tile, inputs, scale, middle = ring.index(now), x_ring.index(now), s_ring.index(now), z_ring.index(now)
-        totals = _step(tile, inputs, scale, middle, totals, UNITS, BITS, FORM, SIDES, WEIGHTS, INPUTS)
+        totals = _step(tile, inputs, scale, middle, totals, UNITS, UNIT, BITS, FORM, TABLE, SIDES, WEIGHTS, INPUTS)
         unit = first + (step + STAGES - 1) * UNITS
         _fetch(ring, at, outputs >= 0, unit, stop, later, PART)
         _fetch(x_ring, x_at, rows < num_rows, unit, stop, later, UNIT)

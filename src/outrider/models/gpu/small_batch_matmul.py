@@ -145,9 +145,12 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
     from outrider.models.gpu.quantised_matmul import rounded_product  # a language not every triton has
 
     (num_rows, depth), sides = x.shape, 2 if gated else 1
+    unit = weight.group_len if weight.bits == 4 else GROUP
     assert depth % GROUP == 0 and out.shape[-1] % tile.bn == 0, "whole groups of inputs, whole tiles of outputs"
-    stage_bytes = tile.bk * (tile.bn * sides * weight.bits // 8 + tile.bm * x.element_size()) + 12 * tile.bn * sides
+    of_scales = 12 * tile.bn * sides * GROUP // unit
+    stage_bytes = tile.bk * (tile.bn * sides * weight.bits // 8 + tile.bm * x.element_size()) + of_scales
     form = (weight.bits == 4 or len(weight.scales) > 1) + 2 * (weight.zeros is not None) + 4 * weight.is_float
+    form += 8 * bool(weight.values)
     data = weight.data.view(torch.int8) if weight.bits == 8 else weight.data
     rounded_product[grid](
         x,
@@ -158,13 +161,15 @@ def _launch_rounded(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
         num_rows,
         out.shape[-1],
         depth,
-        triton.cdiv(depth // GROUP, tile.num_parts),
+        triton.cdiv(depth // unit, tile.num_parts),
         SIDES=sides,
         BITS=weight.bits,
         FORM=form,
+        TABLE=table_code(weight.values) if weight.values else None,
         BM=tile.bm,
         BN=tile.bn,
-        UNITS=tile.bk // GROUP,
+        UNIT=unit,
+        UNITS=tile.bk // unit,
         STAGES=stages_that_fit(tile.num_stages, stage_bytes),
         EARLY=launch.EARLY,
         num_warps=tile.num_warps,
