@@ -8,18 +8,20 @@ A memory (``ngram-cache``, ``suffix``) learns by being used. It writes 200 times
 measure it come once only, and servers that do not learn forget everything before each block.
 
 Three servers get the same requests under the default policy, in blocks with a pause after each: one learns, and two do not.
-Each is a process of its own. They take turns block by block, in an order that changes, so that a busy moment of the machine
-meets all of them. The second of those that do not learn says how far two equal servers differ.
+Each is a process of its own. One of them runs at a time, for a fraction of a second, and the others stand still with their
+clocks (``frozen_turns.py``). So a busy moment of the machine meets all three, and no server learns while another is timed. The
+second of those that do not learn says how far two equal servers differ.
 
     lost      = tokens per pass on stories - tokens per pass on the new text, with the draft that was there at the beginning
     recovered = (tokens per pass on the new text afterwards - before) / lost              held-out seeds, chains of four; none
                 where nothing was lost
     goodput   = tokens per CPU second of the whole process while requests were served, learning's share included
 
-Goodput is that of the server that learns over that of the first one. ``so_far`` has it after each block, for all blocks up to
-then. ``same`` is that of the second server without learning. ``beside`` is the share of serving time in which learning was at
-work too, in all and by block: its budget (``train/pace.py``). Texts of all servers must be equal. What each block gave is told
-on the error stream at once. The last line is JSON.
+Goodput is that of the server that learns over that of the two that do not. ``so_far`` has it after each block, for all blocks
+up to then. ``same`` is that of the second server without learning over the first. Intervals (95 %) resample parts of a
+tenth of a CPU second. ``beside`` is the share of serving time in which learning was at work too, in all and
+by block: its budget (``train/pace.py``). Texts of all servers must be equal. What each block gave is told on the error stream
+at once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+from frozen_turns import Frozen, in_turns  # pyright: ignore[reportMissingImports]
+from goodput_ratios import Seen, compared, quotient  # pyright: ignore[reportMissingImports]
 from shifts import HOME, TEXTS, shifted  # pyright: ignore[reportMissingImports]
 
 from outrider import LLM, SamplingParams
@@ -52,6 +56,10 @@ _HOME_STORIES = 200
 _NAME = 16
 """Tokens at the beginning of a story that tell it from others."""
 _SCRIPT = "benchmarks/learn_run.py"
+_PART_S = 0.1
+"""CPU seconds of a part."""
+_IDLE = 3
+"""Seconds that a pause may take, for each CPU second: learning that owes time waits before it begins."""
 
 
 def online_settings(pairs: list[str], **known: Any) -> OnlineSettings:
@@ -108,30 +116,42 @@ class Arm:
     def on_new_text(self, begin: int = 0) -> float:
         return self.tokens_per_pass([self.measured[i % len(self.measured)] for i in range(begin, begin + self.arguments.held)])
 
-    async def ask(self, client: httpx.AsyncClient, number: int, prompts: list[Any]) -> tuple[str, int]:
+    async def ask(self, client: httpx.AsyncClient, number: int, prompts: list[Any]) -> str:
         given = self.arguments
         body = {"prompt": prompts[number % len(prompts)], "max_tokens": given.max_tokens, "seed": number}
         answer = await client.post("/v1/completions", json={**body, "temperature": given.temperature, "ignore_eos": True})
-        found = answer.json()
-        return found["choices"][0]["text"], found["usage"]["completion_tokens"]
+        return answer.json()["choices"][0]["text"]
 
     async def block(self, client: httpx.AsyncClient, numbers: range, prompts: list[Any]) -> dict[str, Any]:
         """Requests one after the other from each of a few clients; their time counts."""
         for memory in self.memories if self.arguments.arm != "on" else ():
             memory.clear()
-        cpu, (served, beside), left = time.process_time(), self.learned_beside(), list(numbers)
-        answers: dict[int, tuple[str, int]] = {}
+        (served, beside), left = self.learned_beside(), list(numbers)
+        texts: dict[int, str] = {}
 
         async def one() -> None:
             while left:
                 number = left.pop(0)
-                answers[number] = await self.ask(client, number, prompts)
+                texts[number] = await self.ask(client, number, prompts)
 
+        moments = [self.moment()]
+        watch = asyncio.ensure_future(self.watch(moments))
         await asyncio.gather(*(one() for _ in range(self.arguments.clients)))
-        spent, texts = time.process_time() - cpu, [answers[number][0] for number in numbers]
-        told = {"cpu_s": spent, "texts": texts, "tokens": sum(num_tokens for _, num_tokens in answers.values())}
+        watch.cancel()
+        moments.append(self.moment())
         served_s, beside_s = (now - before for now, before in zip(self.learned_beside(), (served, beside), strict=True))
-        return {**told, "beside": beside_s / served_s if served_s else 0.0}
+        told = {"texts": [texts[number] for number in numbers], "beside": beside_s / served_s if served_s else 0.0}
+        return {**told, "parts": [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(moments)]}
+
+    def moment(self) -> tuple[float, float]:
+        """Tokens and CPU seconds so far."""
+        return self.service.metrics.registry.get_sample_value("outrider:generation_tokens_total") or 0.0, time.process_time()
+
+    async def watch(self, moments: list[tuple[float, float]]) -> None:
+        while True:
+            await asyncio.sleep(_PART_S / 10)
+            if time.process_time() - moments[-1][1] >= _PART_S:
+                moments.append(self.moment())
 
     def learned_beside(self) -> tuple[float, float]:
         """Seconds of serving so far, and of learning beside it."""
@@ -139,113 +159,64 @@ class Arm:
 
     async def pause(self) -> None:
         """Nobody asks for a while, or until nothing more is learned: one update follows another as long as they help."""
-        num_quiet, end = 0, time.perf_counter() + self.arguments.pause
-        while self.learner is not None and num_quiet < 10 and time.perf_counter() < end:
+        most, num_quiet = self.arguments.pause, 0
+        cpu, end = time.process_time() + most, time.perf_counter() + _IDLE * most
+        while self.learner is not None and num_quiet < 10 and time.process_time() < cpu and time.perf_counter() < end:
             await asyncio.sleep(0.1)
             num_quiet = 0 if self.learner.is_learning else num_quiet + 1
 
     async def serve(self) -> None:
-        """Each line that is read is a block; each line that is written says what it took."""
+        """Each line that is read is a block, or a pause; each line that is written says what it took."""
         transport = httpx.ASGITransport(create_app(self.service), raise_app_exceptions=False)
         self.service.worker.start()
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
             await self.block(client, range(self.arguments.held), self.stories)  # the first requests are slow
             await self.pause()
             say({"ready": True})
-            while line := await asyncio.to_thread(sys.stdin.readline):
+            while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+                if line == "pause":
+                    await self.pause()
+                    say({})
+                    continue
                 begin, end = map(int, line.split())
-                told = await self.block(client, range(begin, end), self.prompts)
-                await self.pause()  # the others are asked afterwards, so that no server learns beside them
-                say(told)
+                say(await self.block(client, range(begin, end), self.prompts))
         self.service.close()
 
     def run(self) -> None:
-        told = {"home": self.at_home(), "before": self.on_new_text()}
+        is_measured = self.arguments.arm == "on" or bool(self.memories)
+        told = {"home": self.at_home(), "before": self.on_new_text()} if is_measured else {}
         asyncio.run(self.serve())
+        if not is_measured:
+            return say(told)
         told["after"] = self.on_new_text(self.arguments.held)
         if self.learner is not None:
             judged = self.learner.judgements
             told |= {"updates": len(judged), "swaps": sum(one.swapped for one in judged)}
             pace = self.learner.pace
             told |= {"learning_s": pace.seconds, "beside": pace.beside / pace.served}
-        say(told)
+        return say(told)
 
 
 def say(told: dict[str, Any]) -> None:
     print(json.dumps(told), flush=True)
 
 
-@dataclass
-class Seen:
-    """What a server told in the end, and of each block."""
-
-    told: dict[str, Any]
-    blocks: list[dict[str, Any]]
-
-    @property
-    def texts(self) -> list[str]:
-        return [text for block in self.blocks for text in block["texts"]]
-
-    def goodput(self, begin: int, end: int | None) -> float:
-        """Tokens per CPU second of some blocks."""
-        blocks = self.blocks[begin:end]
-        return sum(block["tokens"] for block in blocks) / sum(block["cpu_s"] for block in blocks)
-
-
-class Process(Seen):
-    """A server in a process of its own."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__({}, [])
-        command = [sys.executable, *sys.argv, "--arm", name]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def heard(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-    def block(self, begin: int, end: int) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{begin} {end}\n")
-        self._process.stdin.flush()
-        self.blocks.append(self.heard())
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self.told = self.heard()
-        self._process.wait()
-
-
-def compared(off: Seen, again: Seen, on: Seen) -> dict[str, Any]:
-    """What learning brought back and cost."""
-    count, told = len(on.blocks), dict(on.told)
-    lost = told["home"] - told["before"]
-    told["recovered"] = (told["after"] - told["before"]) / lost if lost > 0 else None
-    told["equal_texts"] = off.texts == on.texts == again.texts
-    for name, other in ("goodput", on), ("same", again):
-        told[name] = other.goodput(0, count) / off.goodput(0, count)
-        told[f"{name}_by_block"] = [other.goodput(i, i + 1) / off.goodput(i, i + 1) for i in range(count)]
-    told["beside_by_block"] = [block["beside"] for block in on.blocks]
-    return {**told, "so_far": [on.goodput(0, i) / off.goodput(0, i) for i in range(1, count + 1)]}
-
-
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """Three servers in turns."""
-    processes = {name: Process(name) for name in ("off", "again", "on")}
-    for process in processes.values():
-        process.heard()
-    order = list(processes.values())
+    programs = [Frozen([*sys.argv, "--arm", name]) for name in ("off", "again", "on")]
+    found = [Seen({}, []) for _ in programs]
+    off, again, on = found
     for begin in range(0, arguments.requests, arguments.block):
-        for process in order:
-            process.block(begin, min(begin + arguments.block, arguments.requests))
-        ratio = processes["on"].goodput(-1, None) / processes["off"].goodput(-1, None)
-        beside = processes["on"].blocks[-1]["beside"]
-        print(f"from {begin}: goodput {ratio:.3f} of not learning, learning beside {beside:.3f}", file=sys.stderr, flush=True)
-        order = [*order[1:], order[0]]
-    for process in processes.values():
-        process.end()
-    return compared(**processes)
+        line = f"{begin} {min(begin + arguments.block, arguments.requests)}"
+        for seen, told in zip(found, in_turns(programs, line, arguments.turn), strict=True):
+            seen.blocks.append(told)
+        ratio, same = quotient([on], [off, again], -1, None), quotient([again], [off], -1, None)
+        beside = on.blocks[-1]["beside"]
+        print(f"from {begin}: goodput {ratio}, same {same}, beside {beside:.3f}", file=sys.stderr, flush=True)
+        programs[-1].alone("pause")
+    for program, seen in zip(programs, found, strict=True):
+        seen.told = program.end()
+    return compared(*found)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -254,7 +225,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="draft-model")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--block", type=int, default=50, help="requests between two pauses")
-    parser.add_argument("--pause", type=float, default=30, help="most seconds of a pause")
+    parser.add_argument("--pause", type=float, default=30, help="most CPU seconds of a pause")
+    parser.add_argument("--turn", type=float, default=0.2, help="seconds of a turn")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=500, help="different prompts that are served, in turns")
     parser.add_argument("--seen", action="store_true", help="measure on the prompts that were served")

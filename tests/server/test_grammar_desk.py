@@ -119,6 +119,30 @@ def test_a_process_that_was_killed_while_it_waited_is_replaced() -> None:
     run(work)
 
 
+def test_a_process_that_was_killed_at_work_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is wrong with its grammar. If all of them are killed, that is the server's error."""
+
+    async def work(service: Service, client: Any) -> None:
+        grammars = service.intake.grammars
+        await grammars.get(regex_source("a"), "me")
+        trial = _stop(service)
+        asked = asyncio.ensure_future(grammars.get(regex_source("b"), "me"))
+        await until(lambda: trial not in grammars._idle)
+        os.kill(trial._process.pid, signal.SIGKILL)
+        assert await asked is not None
+        assert "outrider:grammars_killed_total 0.0" in (await client.get("/metrics")).text
+        monkeypatch.setattr(TrialProcess, "ask", _killed)
+        answer = await client.post("/v1/completions", json=_asked({"type": "null"}))
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "grammar_process_killed"
+
+    run(work, grammar_timeout_s=100.0)
+
+
+def _killed(trial: TrialProcess, source: str, *, seconds: float) -> Any:
+    os.kill(trial._process.pid, signal.SIGKILL)
+    return trial._exchange(source.encode(), seconds)
+
+
 def test_a_trial_has_only_so_much_memory() -> None:
     codec = bundled().codec
     trial = TrialProcess(first_line(serialised_tokenizer(codec), sorted(codec.eos_ids), max_bytes=4_000_000))

@@ -32,13 +32,14 @@ def test_what_learning_brought_back_and_cost() -> None:
     script = load("benchmarks/learn_run.py")
 
     def seen(seconds: tuple[float, float], after: float = 2.0, text: str = "a") -> Any:
-        blocks = [{"tokens": 100, "cpu_s": spent, "texts": [text], "beside": spent / 10} for spent in seconds]
+        blocks = [{"parts": [(50, spent / 2)] * 2, "texts": [text], "beside": spent / 10} for spent in seconds]
         return script.Seen({"home": 3.0, "before": 2.0, "after": after}, blocks)
 
     told = script.compared(seen((1.0, 1.0)), seen((1.0, 0.8)), seen((1.25, 0.75), after=2.6))
-    assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(1.0) and told["equal_texts"]
-    assert told["goodput_by_block"] == pytest.approx([0.8, 4 / 3]) and told["so_far"] == pytest.approx([0.8, 1.0])
-    assert told["same"] == pytest.approx(10 / 9) and told["same_by_block"] == pytest.approx([1.0, 1.25])
+    assert told["recovered"] == pytest.approx(0.6) and told["goodput"] == pytest.approx(0.95) and told["equal_texts"]
+    assert told["goodput_by_block"] == pytest.approx([0.8, 1.2]) and told["so_far"] == pytest.approx([0.8, 0.95])
+    assert told["goodput_interval"][0] <= 0.95 <= told["goodput_interval"][1]
+    assert told["same"] == pytest.approx(10 / 9, abs=1e-4) and told["same_by_block"] == pytest.approx([1.0, 1.25])
     assert told["beside_by_block"] == pytest.approx([0.125, 0.075])
     quiet = seen((1.0, 1.0))
     assert script.compared(quiet, quiet, quiet)["recovered"] == 0

@@ -13,7 +13,7 @@ pytest.importorskip("httpx")
 
 from inprocess import run
 
-from outrider.server.response_items import items_of
+from outrider.server.response_items import MOST_ITEMS, items_of
 from outrider.server.response_store import ResponseStore, StoreLimits
 from outrider.server.service import Service
 
@@ -209,6 +209,33 @@ def test_bytes_are_bounded_and_shared_items_count_once() -> None:
         shelf.keep(response(number, 3000), items_of("x"))
         assert store.num_bytes <= 20_000
     assert ids(store, "me", 9)[-1] == 8
+
+
+def test_a_response_counts_its_references_to_a_shared_conversation() -> None:
+    """Thousands of short responses to one long conversation would hold lists of it that nobody counts."""
+    store = ResponseStore(StoreLimits(1000, 3_000_000, 60))
+    shelf = store.of("me")
+    shelf.keep(response(0), items_of([{"type": "reasoning"}] * MOST_ITEMS))
+    before = store.num_bytes
+    for number in range(1, 4):
+        shelf.keep(response(number), shelf.conversation("resp_0"))
+    assert store.num_bytes - before > 3 * 8 * MOST_ITEMS
+
+
+def test_a_conversation_too_long_to_be_read_again_is_refused_or_not_stored() -> None:
+    async def work(service: Service, client: Any) -> None:
+        del service
+        thoughts = [{"type": "reasoning"}] * (MOST_ITEMS - 2)
+        first = await made(client, input=[*thoughts, {"role": "user", "content": "A fox."}])
+        second = await client.post(PATH, json={**NEXT, "previous_response_id": first["id"]})
+        assert second.status_code == 400 and "start a new one" in second.json()["error"]["message"]
+        heavy = [{"type": "reasoning", "more": "y" * 1_500_000}, {"role": "user", "content": "A fox."}]
+        third = await made(client, input=heavy)
+        fourth = await made(client, input=heavy, previous_response_id=third["id"])
+        assert third["store"] is True and fourth["store"] is True
+        assert (await made(client, input=heavy, previous_response_id=fourth["id"]))["store"] is False
+
+    run(work)
 
 
 def test_what_cannot_be_written_is_not_stored() -> None:

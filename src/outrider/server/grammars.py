@@ -24,10 +24,12 @@ from outrider.server.failures import ApiError
 from outrider.server.fairness import FairSlots
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServerSettings
-from outrider.server.trial import TrialEnded, TrialProcess, Tried, first_line
+from outrider.server.trial import TrialEnded, TrialLost, TrialProcess, Tried, first_line
 
 _FEWEST_BYTES = 16_384
 """Least size that a compiled grammar is counted as."""
+_TRIES = 3
+"""Processes that try a grammar before it is given up, if somebody kills them."""
 _BYTES_PER_LETTER = 32
 """Least memory of a compiled grammar per character of its source."""
 
@@ -102,7 +104,7 @@ class Grammars:
     async def _compile(self, source: GrammarSource) -> Grammar:
         loop = asyncio.get_running_loop()
         ready = await loop.run_in_executor(self._threads, self._ready)
-        tried = await self._try(source, await self._living_trial() or await self._new_trial(ready))
+        tried = await self._tried(source, ready)
         if tried.error:
             raise grammar_refusal(not_usable(source, tried.error))
         grammar = await loop.run_in_executor(self._threads, _compiled, ready.compiler, source)
@@ -110,6 +112,14 @@ class Grammars:
         self.cache.keep(source, grammar, counted)
         self._metrics.grammar_bytes.set(self.cache.num_bytes)
         return grammar
+
+    async def _tried(self, source: GrammarSource, ready: _Vocabulary) -> Tried:
+        """The result of a trial. If somebody kills its process, another process tries again."""
+        for _ in range(_TRIES):
+            with suppress(TrialLost):
+                return await self._try(source, await self._living_trial() or await self._new_trial(ready))
+        message = f"the process that compiled the {source.noun} was killed; try again in a moment"
+        raise ApiError(503, message, kind="server_error", code="grammar_process_killed")
 
     async def _try(self, source: GrammarSource, trial: TrialProcess) -> Tried:
         seconds = self._settings.grammar_timeout_s

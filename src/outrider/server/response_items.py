@@ -11,8 +11,8 @@ from outrider.server.failures import ApiError
 from outrider.server.messages import has_images, joined_text
 
 Item = dict[str, Any]
-MOST_ITEMS = 16_384
-"""Most items of a conversation."""
+MOST_ITEMS = 2048
+"""Most items of a conversation. A short request that continues it makes the server read them all."""
 REFERENCE = "item_reference"
 """Kind of an item that names a stored one by its id."""
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", REFERENCE)

@@ -21,6 +21,10 @@ from outrider.server.response_items import Item, said_in
 
 _OVERHEAD = 512
 """Bytes that an item or a response takes besides its JSON."""
+_REFERENCE = 8
+"""Bytes that a response takes for each item of its conversation, which other responses share."""
+_LONGEST = 4_000_000
+"""Most bytes of a conversation that is stored. A short request that continues it makes the server read it all."""
 
 
 class Shelf(ABC):
@@ -80,7 +84,7 @@ class _Response:
 
     @property
     def num_bytes(self) -> int:
-        return _OVERHEAD + len(self.text.encode())
+        return _OVERHEAD + len(self.text.encode()) + _REFERENCE * (len(self.said) + len(self.output))
 
 
 @dataclass(eq=False)
@@ -236,7 +240,8 @@ class OwnShelf(Shelf):
 def fits(response: Item, said: Sequence[Item], most_bytes: int) -> bool:
     """Whether a store of ``most_bytes`` can hold a response and its conversation."""
     try:
-        return sum(_OVERHEAD + len(json_text(one).encode()) for one in (response, *response["output"], *said)) <= most_bytes
+        total = sum(_OVERHEAD + len(json_text(one).encode()) for one in (response, *response["output"], *said))
+        return total <= min(most_bytes, _LONGEST)
     except RecursionError:  # brackets without end, in a field that nobody reads
         return False
 

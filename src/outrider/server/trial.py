@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +26,11 @@ _NICE = 10
 
 
 class TrialEnded(Exception):  # noqa: N818
-    """The process was killed or died before it answered."""
+    """The process was killed or died before it answered, at one of its limits."""
+
+
+class TrialLost(Exception):  # noqa: N818
+    """Somebody else killed the process, so nothing is known of the grammar."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class TrialProcess:
             with suppress(OSError):  # it has ended already, or may not be changed
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         self._first = first
-        self._is_ready = False
+        self._is_ready = self._is_killed = False
 
     @property
     def is_alive(self) -> bool:
@@ -65,6 +70,7 @@ class TrialProcess:
         return Tried(answer["error"], answer["seconds"], answer["bytes"])
 
     def kill(self) -> None:
+        self._is_killed = True
         self._process.kill()
 
     def close(self) -> None:
@@ -90,8 +96,14 @@ class TrialProcess:
         finally:
             timer.cancel()
         if not line.endswith(b"\n"):
-            raise TrialEnded
+            raise self._ended()
         return json.loads(line)
+
+    def _ended(self) -> TrialEnded | TrialLost:
+        """Why there is no answer. The limits on time and memory have signals of their own."""
+        self._process.wait()
+        is_lost = not self._is_killed and self._process.returncode == -signal.SIGKILL if sys.platform != "win32" else False
+        return TrialLost() if is_lost else TrialEnded()
 
 
 def first_line(tokenizer: str, end_ids: list[int], *, max_bytes: int) -> bytes:
