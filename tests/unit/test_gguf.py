@@ -486,3 +486,12 @@ def test_unusable_vocabularies_are_refused(tmp_path: Path) -> None:
     for message, metadata in refused.items():
         with pytest.raises(ModelError, match=message):
             _tokenizer(tmp_path, metadata)
+
+
+def test_some_strings_are_read_without_the_others(tmp_path: Path) -> None:
+    tokens = ["", "a", "Ü" * 9, "b" * 300, "c"]
+    metadata = read_gguf(write_gguf(tmp_path / "m.gguf", {"words": tokens, "numbers": [1, 2], "word": "w"}, {})).metadata
+    assert metadata.some_strings("words", [3, 0, 2, 3]) == {0: "", 2: tokens[2], 3: tokens[3]}
+    assert metadata.some_strings("words", []) == metadata.some_strings("numbers", [0]) == {}
+    assert [metadata.num_items(key) for key in ("words", "numbers", "word", "none")] == [5, 2, 0, 0]
+    assert metadata["words"] == tokens

@@ -7,7 +7,7 @@ file, and a model that runs does not need them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeAlias, final
 
@@ -51,11 +51,25 @@ class Cursor:
     def number(self, layout: str) -> int:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
-    def text(self, *, strict: bool = False) -> str:
-        """A string. Names must be UTF-8; a token of some vocabularies is a piece of a character, hence not strict."""
+    def skip_strings(self, count: int) -> None:
+        """Go past ``count`` strings. A vocabulary has hundreds of thousands, so each takes few steps."""
+        length_at, data, position = struct.Struct("<Q").unpack_from, self.bytes, self.position
+        try:
+            for _ in range(count):
+                position += 8 + length_at(data, position)[0]
+        except (struct.error, OverflowError):
+            position = max(position + 8, len(data) + 1)
+        self.take(position - self.position)
+
+    def string(self) -> str:
+        """Some tokens are pieces of a character, so what is not UTF-8 is replaced."""
+        return str(self.take(self.number("<Q")), "utf-8", "replace")
+
+    def name(self) -> str:
+        """A string that must be UTF-8."""
         raw = self.take(self.number("<Q"))
         try:
-            return str(raw, "utf-8", "strict" if strict else "replace")
+            return str(raw, "utf-8")
         except UnicodeDecodeError:
             self.refuse(f"a name at byte {self.position - len(raw)} is not UTF-8 text")
 
@@ -70,7 +84,7 @@ class Metadata(Mapping[str, "Value"]):
         self._arrays: dict[str, int] = {}
         """Offset of each array."""
         for _ in range(num_items):
-            key, type_code = cursor.text(strict=True), cursor.number("<I")
+            key, type_code = cursor.name(), cursor.number("<I")
             if type_code == ARRAY_TYPE:
                 self._arrays[key] = cursor.position
                 _skip_array(cursor, key, depth=1)
@@ -81,6 +95,25 @@ class Metadata(Mapping[str, "Value"]):
         if key not in self._arrays:
             return self._values[key]
         return _read_array(Cursor(self._cursor.path, self._cursor.data, self._arrays[key]), key)
+
+    def num_items(self, key: str) -> int:
+        """Length of an array, which is not read; 0 if there is none."""
+        return self._array(key)[2] if key in self._arrays else 0
+
+    def some_strings(self, key: str, indices: Collection[int]) -> dict[int, str]:
+        """Those items of an array of strings. What is between them is skipped."""
+        cursor, item_type, _ = self._array(key)
+        found: dict[int, str] = {}
+        passed = 0
+        for index in sorted(set(indices)) if item_type == STRING_TYPE else ():
+            cursor.skip_strings(index - passed)
+            found[index], passed = cursor.string(), index + 1
+        return found
+
+    def _array(self, key: str) -> tuple[Cursor, int, int]:
+        """A cursor at an array's first item, the items' type and their number."""
+        cursor = Cursor(self._cursor.path, self._cursor.data, self._arrays[key])
+        return cursor, cursor.number("<I"), cursor.number("<Q")
 
     def __contains__(self, key: object) -> bool:
         return key in self._arrays or key in self._values
@@ -95,7 +128,7 @@ class Metadata(Mapping[str, "Value"]):
 
 def _read_value(cursor: Cursor, type_code: int, key: str) -> Value:
     if type_code == STRING_TYPE:
-        return cursor.text()
+        return cursor.string()
     if type_code == ARRAY_TYPE:
         return _read_array(cursor, key)
     return _read_numbers(cursor, type_code, key, 1)[0]
@@ -103,8 +136,10 @@ def _read_value(cursor: Cursor, type_code: int, key: str) -> Value:
 
 def _read_array(cursor: Cursor, key: str) -> list[Value]:
     item_type, length = cursor.number("<I"), cursor.number("<Q")
-    if item_type in (STRING_TYPE, ARRAY_TYPE):
-        return [_read_value(cursor, item_type, key) for _ in range(length)]
+    if item_type == STRING_TYPE:
+        return [cursor.string() for _ in range(length)]
+    if item_type == ARRAY_TYPE:
+        return [_read_array(cursor, key) for _ in range(length)]
     return _read_numbers(cursor, item_type, key, length)
 
 
@@ -116,8 +151,7 @@ def _skip_array(cursor: Cursor, key: str, *, depth: int) -> None:
         for _ in range(length):
             _skip_array(cursor, key, depth=depth + 1)
     elif item_type == STRING_TYPE:
-        for _ in range(length):
-            cursor.take(cursor.number("<Q"))
+        cursor.skip_strings(length)
     else:
         cursor.take(length * _number_type(cursor, item_type, key).itemsize)
 

@@ -56,7 +56,7 @@ class GGUFFile:
 
     path: Path
     version: int
-    metadata: Mapping[str, Value]
+    metadata: Metadata
     """Every key with a plain Python value: str, bool, int, float, or a list of them that is read on demand."""
     tensors: Mapping[str, TensorEntry]
     data: np.memmap
@@ -105,6 +105,10 @@ class GGUFFile:
         """A list of strings of the metadata that must be there."""
         values = self.metadata.get(key)
         return [value for value in values if isinstance(value, str)] if isinstance(values, list) else self._no(key)
+
+    def num_items(self, key: str) -> int:
+        """Length of a list of the metadata that must be there."""
+        return self.metadata.num_items(key) if key in self.metadata else self._no(key)
 
     def _no(self, key: str) -> NoReturn:
         raise ModelError(f"{self.path}: the metadata has no {key}; convert the model again with llama.cpp's converter")
@@ -189,7 +193,7 @@ def _read_version(cursor: Cursor) -> int:
 
 def _read_tensor_row(cursor: Cursor) -> TensorEntry:
     """A row as the file has it, its ``start`` still relative to the data section."""
-    name = cursor.text(strict=True)
+    name = cursor.name()
     num_dims = cursor.number("<I")
     if num_dims > MAX_DIMS:
         cursor.refuse(f"tensor {name!r} claims {num_dims} dimensions, more than {MAX_DIMS}")

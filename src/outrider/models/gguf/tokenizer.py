@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from outrider.core.errors import ModelError, nearest
 from outrider.models.gguf.reader import GGUFFile, Value
 
+TOKENS = "tokenizer.ggml.tokens"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPACE = "\u2581"
 """SentencePiece's visible space."""
@@ -77,12 +79,13 @@ def chat_template(file: GGUFFile) -> str | None:
 
 def special_tokens(file: GGUFFile) -> dict[str, str]:
     """The texts chat templates refer to: ``bos_token``, ``eos_token``, ``unk_token``, ``pad_token``, where given."""
-    tokens = file.strings("tokenizer.ggml.tokens")
-    return {name: tokens[id] for name, id in _special_ids(file).items()}
+    ids = _special_ids(file)
+    tokens = file.metadata.some_strings(TOKENS, ids.values())
+    return {name: tokens[id] for name, id in ids.items()}
 
 
 def _special_ids(file: GGUFFile) -> dict[str, int]:
-    num_tokens = len(file.strings("tokenizer.ggml.tokens"))
+    num_tokens = file.num_items(TOKENS)
     ids = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_KEYS.items()}
     return {name: id for name, id in ids.items() if isinstance(id, int) and 0 <= id < num_tokens}
 
@@ -104,7 +107,7 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
 
 
 def _bpe(file: GGUFFile, merges: list[tuple[str, str]], **options: Any) -> Tokenizer:
-    vocabulary = {token: id for id, token in enumerate(file.strings("tokenizer.ggml.tokens"))}
+    vocabulary = {token: id for id, token in enumerate(file.strings(TOKENS))}
     try:
         return Tokenizer(models.BPE(vocabulary, merges, **options))
     except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens for one
@@ -113,7 +116,7 @@ def _bpe(file: GGUFFile, merges: list[tuple[str, str]], **options: Any) -> Token
 
 def _token_types(file: GGUFFile) -> Sequence[Value]:
     """One type per token. Old files have none: then the tokens they name as special are control tokens."""
-    num_tokens, special = len(file.strings("tokenizer.ggml.tokens")), _special_ids(file).values()
+    num_tokens, special = file.num_items(TOKENS), _special_ids(file).values()
     types = file.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, list):
         return [CONTROL if id in special else NORMAL for id in range(num_tokens)]
@@ -125,12 +128,12 @@ def _token_types(file: GGUFFile) -> Sequence[Value]:
 def token_ids(file: GGUFFile) -> dict[str, Any]:
     """The ``*_token_id`` keys of config.json; ``eos_token_id`` lists every token that ends an answer."""
     ids: dict[str, Any] = {f"{name}_id": None for name in SPECIAL_KEYS}  # else readers take a model's usual ones
-    if "tokenizer.ggml.tokens" not in file.metadata:
+    if TOKENS not in file.metadata:
         return ids
     ids |= {f"{name}_id": id for name, id in _special_ids(file).items()}
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    marked = zip(file.strings("tokenizer.ggml.tokens"), _token_types(file), strict=True)
-    known = [id for id, (token, kind) in enumerate(marked) if kind in (CONTROL, USER_DEFINED) and token in TURN_ENDS]
+    marked = np.flatnonzero(np.isin(np.array(_token_types(file)), (CONTROL, USER_DEFINED))).tolist()
+    known = [id for id, token in file.metadata.some_strings(TOKENS, marked).items() if token in TURN_ENDS]
     ends = list(dict.fromkeys(id for id in named + known if isinstance(id, int)))
     if ends:
         ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends
@@ -160,7 +163,7 @@ def _byte_level_tokenizer(file: GGUFFile) -> tuple[Tokenizer, bool]:
 
 
 def _sentencepiece_tokenizer(file: GGUFFile) -> tuple[Tokenizer, bool]:
-    tokens, types = file.strings("tokenizer.ggml.tokens"), _token_types(file)
+    tokens, types = file.strings(TOKENS), _token_types(file)
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelError(f"{file.path}: there is not one score per token; convert the model again")
@@ -199,7 +202,7 @@ def _recognise_special_tokens(tokenizer: Tokenizer, file: GGUFFile) -> None:
         "llama",
     ]
     added: list[AddedToken] = []
-    for token, kind in zip(file.strings("tokenizer.ggml.tokens"), _token_types(file), strict=True):
+    for token, kind in zip(file.strings(TOKENS), _token_types(file), strict=True):
         if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token:
             rstrip = swallowing and token not in ("<unk>", "<s>", "<|endoftext|>")
             added.append(AddedToken(token, special=kind != USER_DEFINED, normalized=False, rstrip=rstrip))

@@ -185,9 +185,8 @@ class PackedModel:
         if _is_stored(weight) and int(weight[0, 1]) in _SIXTEEN:
             return _padded(len(weight)) * -(-inputs // 32) * 32 * 2
         if _is_stored(weight):
-            types, counts = weight[:, 1].unique(return_counts=True)
-            found = zip(types.tolist(), counts.tolist(), strict=True)
-            return sum(_padded(count) // _BLOCK * self._block_size(storage, inputs) for storage, count in found)
+            counts = enumerate(weight[:, 1].bincount().tolist())
+            return sum(_padded(count) // _BLOCK * self._block_size(storage, inputs) for storage, count in counts if count)
         num_bytes = 1 if self._bits == 8 and not is_exact else self._dtype.itemsize
         return _padded(len(weight)) * -(-inputs // 32) * 32 * num_bytes
 
