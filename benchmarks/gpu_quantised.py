@@ -4,9 +4,9 @@
 
 The models are the bundled pair, inflated (recipes/inflate.py). The target's matrices are rounded on the device to the form
 that a checkpoint has. Its head and the draft model stay in bf16, as in the checkpoints people have. Every form is first checked
-against its own numbers in plain PyTorch. Runs of four forms and of bf16 are interleaved, and figures are medians of the repeats so far. The
-file is written after each of them. The floor is the bytes that a pass reads over 4.3 TB/s. The last line of stdout is one JSON
-document.
+against its own numbers in plain PyTorch. Runs of four forms and of bf16 are interleaved, and figures are medians of the
+repeats so far. The file is written after each of them. The floor is the bytes that a pass reads over 4.3 TB/s. The last line of
+stdout is one JSON document.
 """
 
 from __future__ import annotations

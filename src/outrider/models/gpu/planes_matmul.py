@@ -108,7 +108,7 @@ def _weights(
 
 @triton.jit
 def weights_of_planes(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
-    """The same from the planes ``parts_of`` a matrix, whose form is ``form_of`` it."""
+    """``_weights`` of the planes ``parts_of`` a matrix, whose form is ``form_of`` it."""
     low, high, scales, steps, offsets, offset_steps = parts
     below, above = _weights(
         low, high, scales, steps, offsets, offset_steps, first, k, depth, num_all, is_output,
