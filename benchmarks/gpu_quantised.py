@@ -4,15 +4,14 @@
 
 The models are the bundled pair, inflated (recipes/inflate.py). The target's matrices are rounded on the device to the form
 that a checkpoint has. Its head and the draft model stay in bf16, as in the checkpoints people have. Every form is first checked
-against its own numbers in plain PyTorch. Runs of four forms and of bf16 are interleaved, and figures are medians of the
-repeats so far. The file is written after each of them. The floor is the bytes that a pass reads over 4.3 TB/s. The last line of
-stdout is one JSON document.
+against its own numbers in plain PyTorch. Runs of all forms are interleaved, and figures are medians of the repeats so far. The
+file is written after each of them. The floor is the bytes that a pass reads over 4.3 TB/s. The last line of stdout is one JSON
+document.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -55,8 +54,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 LEAST = 2.0**-14
 """Smallest scale, because an inflated model has blocks of zeros, and 0 / 0 is no number."""
 NODES = (1, 8, 16, 64, 128, 512)
-AT_ONCE = 4
-"""Forms that are in memory together, beside bf16."""
+TOKENS_HELD = 1 << 15
 
 
 def nibbles(codes: Tensor) -> Tensor:
@@ -290,26 +288,10 @@ def expert_layers(model: ExpertModel, name: str, pack: Callable[[Tensor], FewBit
     return found
 
 
-def open_form(bench: Bench, name: str) -> None:
-    bench.targets[name] = FastDecoder(bench.config, rounded_weights(bench.weights, FORMS[name]))
-    bench.drafts[name] = FastDecoder(bench.draft_config, bench.draft_weights)
-    bench.rounds[name] = Rounds(bench.targets[name])
-
-
-def close_forms(bench: Bench, names: list[str]) -> None:
-    for held in (bench.rounds, bench.drafts, bench.targets):
-        for name in names:
-            del held[name]
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def passes_of(bench: Bench, name: str) -> dict[str, Any]:
-    """A form's row without speeds."""
-    floor = bench.targets[name].weights.bytes_read / BANDWIDTH * 1e3
-    found = {"form": name, "floor_ms": floor} | {f"{n} nodes": ms for n, ms in passes(bench.targets[name]).items()}
-    print(json.dumps(found), flush=True)
-    return found
+def hold_few(*models: FastDecoder) -> None:
+    """Pages for this benchmark alone: a model would take half of the memory that is free."""
+    for model in models:
+        model.pool.hold(model.pool.pages_for(TOKENS_HELD))
 
 
 def mlp_of(x: Tensor, layer: LayerMatrices, model: ExpertModel) -> Tensor:
@@ -346,23 +328,26 @@ def main() -> None:
         more["experts"] = expert_layers(GPT_OSS, "mxfp4", in_mxfp4)
         more["experts of few bits"] = {name: expert_layers(QWEN3, name, pack) for name, pack in FORMS.items()}
     keep()
-    bench = None if arguments.check else Bench(context=1024)
-    if bench is not None:
+    if not arguments.check:
+        bench = Bench(context=1024)
         bench.targets[BF16], bench.drafts[BF16] = bench.targets["fast"], bench.drafts["fast"]
         bench.rounds[BF16] = bench.rounds["fast"]
-        rows[BF16] = passes_of(bench, BF16)
-        for first in range(0, len(FORMS), AT_ONCE):
-            names = list(FORMS)[first : first + AT_ONCE]
-            for name in names:
-                open_form(bench, name)
-                rows[name] = passes_of(bench, name)
-                keep()
-            for runs in measure(bench, [BF16, *names], arguments.tokens, arguments.repeats):
-                for mode in (BF16, *names):
-                    rows[mode] |= speeds(runs, mode)
-                    print(json.dumps(rows[mode]), flush=True)
-                keep()
-            close_forms(bench, names)
+        hold_few(bench.targets[BF16], bench.drafts[BF16])
+        for name, pack in FORMS.items():
+            bench.targets[name] = FastDecoder(bench.config, rounded_weights(bench.weights, pack))
+            bench.drafts[name] = FastDecoder(bench.draft_config, bench.draft_weights)
+            hold_few(bench.targets[name], bench.drafts[name])
+            bench.rounds[name] = Rounds(bench.targets[name])
+        for mode in (BF16, *FORMS):
+            floor = bench.targets[mode].weights.bytes_read / BANDWIDTH * 1e3
+            rows[mode] = {"form": mode, "floor_ms": floor} | {f"{n} nodes": ms for n, ms in passes(bench.targets[mode]).items()}
+            print(json.dumps(rows[mode]), flush=True)
+            keep()
+        for runs in measure(bench, list(rows), arguments.tokens, arguments.repeats):
+            for mode in rows:
+                rows[mode] |= speeds(runs, mode)
+                print(json.dumps(rows[mode]), flush=True)
+            keep()
     print(json.dumps({"rows": list(rows.values()), **more}))
 
 
