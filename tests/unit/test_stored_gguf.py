@@ -335,9 +335,9 @@ def test_where_it_is_not_available_it_says_why(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OptionError, match=r"'stored' is not available for .*not a GGUF file; use 'auto', or 'int8'"):
         load_model(str(bundled_path("target")), dtype="stored", device="cpu")
     path = str(model_file(tmp_path, {"": "Q8_0"}))
-    with pytest.raises(OptionError, match="it needs device='cpu' or 'cuda', and fast=True"):
+    with pytest.raises(OptionError, match="use device='cpu' or 'cuda', and fast=True"):
         load_model(path, dtype="stored", device="cpu", fast=False)
-    with pytest.raises(OptionError, match="'stored-exact' is not available here; it needs device='cpu'"):
+    with pytest.raises(OptionError, match="'stored-exact' is not available on this device; use device='cpu'"):
         load_model(path, dtype="stored-exact", device="meta")
     with pytest.raises(OptionError, match="did you mean 'stored'"):
         load_model(path, dtype="storde", device="cpu")

@@ -63,7 +63,9 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError:
             if action.type not in _NUMBERS:
                 raise
-            raise OptionError(f"{_called(action)} {arg_string!r} is not valid; write {_NUMBERS[action.type]}") from None
+            raise OptionError(
+                f"{_called(action)} {arg_string!r} is not valid; write {_NUMBERS[action.type]}, see `{self.prog} --help`"
+            ) from None
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments. An unknown one is refused, and the nearest option suggested."""

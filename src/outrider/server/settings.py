@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from outrider.core.errors import OptionError
-from outrider.server.response_store import StoreLimits
+
+if TYPE_CHECKING:
+    from outrider.server.response_store import StoreLimits
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LAST_PORT = 65_535
@@ -103,6 +106,8 @@ class ServerSettings:
     @property
     def store_limits(self) -> StoreLimits:
         """Bounds of stored responses."""
+        from outrider.server.response_store import StoreLimits  # `--help` needs none of the server's packages
+
         return StoreLimits(self.stored_responses, self.stored_bytes, self.stored_age_s)
 
     @property
