@@ -29,9 +29,9 @@ class LossBudget:
         """Record a round with a draft. It took ``cost`` plain rounds, and saved ``gain`` of them."""
         self._add(self._shares[0] * cost + (0.0 if is_probe else gain), gain if is_probe else 0.0)
 
-    def rest(self) -> None:
-        """Record a plain round."""
-        self._add(*self._shares)
+    def rest(self, num_rounds: int = 1) -> None:
+        """Record plain rounds."""
+        self._add(*(num_rounds * share for share in self._shares))
 
     def _add(self, drafting: float, probing: float) -> None:
         """Limit both accounts, so that a long good stretch cannot pay for a long bad one. Debts beyond half a run are forgiven,
