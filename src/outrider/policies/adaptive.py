@@ -32,7 +32,7 @@ from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.lengths import captured_lengths, nearest_spread, nodes_of, spreads_of
 from outrider.policies.loss_budget import LossBudget
 from outrider.policies.rates import PositionRates, reach_of
-from outrider.policies.rounds import Asked, SeenRound, Shape
+from outrider.policies.rounds import DraftSize, PlannedSize, SeenRound
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
 
@@ -200,7 +200,7 @@ class Adaptive(Policy):
         seen, self._rounds = self._rounds, []
         for (_, asked), group in groupby(seen, lambda one: (id(one[0]), one[1].asked)):
             states, rounds = zip(*group, strict=True)
-            known, shapes = dict[tuple[int, ...], Shape](), list[Shape]()
+            known, shapes = dict[tuple[int, ...], DraftSize](), list[DraftSize]()
             for one in rounds:
                 sizes = one.tree.sizes
                 shapes.append(known[sizes] if one.tree.is_chain and sizes in known else known.setdefault(sizes, one.shape()))
@@ -211,7 +211,9 @@ class Adaptive(Policy):
                 states[0].evidence.fade(len(rounds))
                 self.usual.fade(len(rounds))
 
-    def _learn_acceptance(self, state: _State, asked: Asked, rounds: Sequence[SeenRound], shapes: Sequence[Shape]) -> None:
+    def _learn_acceptance(
+        self, state: _State, asked: PlannedSize, rounds: Sequence[SeenRound], shapes: Sequence[DraftSize]
+    ) -> None:
         spread, lengths = nearest_spread(asked.lengths, asked.nodes, self._spreads), np.array(asked.lengths)
         passed = np.array([one.accepted for one in rounds])
         tested, got = np.minimum(passed + 1, lengths), np.minimum([shape.found for shape in shapes], lengths)
@@ -232,7 +234,7 @@ class Adaptive(Policy):
         expected = [[sum(beliefs[row][: accepted[row] + 1])] for row in known]
         self.trust.record(np.array(tested), np.array(expected), np.array([[accepted[row]] for row in known]))
 
-    def _learn_costs(self, state: _State, asked: Asked, rounds: Sequence[SeenRound], shapes: Sequence[Shape]) -> None:
+    def _learn_costs(self, state: _State, asked: PlannedSize, rounds: Sequence[SeenRound], shapes: Sequence[DraftSize]) -> None:
         """Record what rounds took, those of one shape together, and what they lost."""
         keep = (1 - 1 / TUNING.memory) ** len(rounds)
         self._padded, self._num_read = rounds[-1].padded, keep * self._num_read + sum(one.prompts.num_tokens for one in rounds)

@@ -12,7 +12,7 @@ from outrider.core.tree import TokenTree
 from outrider.policies.lengths import depths_of
 
 
-class Asked(NamedTuple):
+class PlannedSize(NamedTuple):
     """What was asked of a round."""
 
     lengths: tuple[int, ...]
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
     """Places for prompts in the pass."""
 
 
-class Shape(NamedTuple):
+class DraftSize(NamedTuple):
     """How large a draft was."""
 
     found: Sequence[int]
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 class SeenRound(NamedTuple):
     """The parts of an observation that are kept: small ones only, so no scores."""
 
-    asked: Asked
+    asked: PlannedSize
     tree: TokenTree
     beliefs: Sequence[Sequence[float]] | None
     accepted: Sequence[int]
@@ -53,14 +53,14 @@ class SeenRound(NamedTuple):
         plan, tree, places = seen.plan, seen.draft.tree, seen.prompts.num_places
         if plan is None:
             found = tuple(depths_of(tree))
-            asked = Asked(found, found, False, places)
+            asked = PlannedSize(found, found, False, places)
         else:
             is_probe = plan.reason is not None and plan.reason.code is ReasonCode.PROBE
-            asked = Asked(plan.max_depth, plan.max_nodes, is_probe, places)
+            asked = PlannedSize(plan.max_depth, plan.max_nodes, is_probe, places)
         num_rows, took = sum(map(bool, seen.paths)), (seen.draft_seconds, seen.seconds, seen.padded)
         return SeenRound(asked, tree, seen.draft.beliefs, seen.num_accepted, num_rows, *took, seen.prompts)
 
-    def shape(self) -> Shape:
+    def shape(self) -> DraftSize:
         """A tree counts as many guesses as were asked for, since their number follows the plan."""
         tree, found = self.tree, depths_of(self.tree)
         length = max(found)
@@ -69,4 +69,4 @@ class SeenRound(NamedTuple):
             width = max(self.asked.nodes)
         elif self.padded:
             length = width = tree.num_nodes - 1
-        return Shape([length] * len(found) if self.padded else found, length, width)
+        return DraftSize([length] * len(found) if self.padded else found, length, width)
