@@ -201,5 +201,14 @@ def test_purses_are_bounded() -> None:
     assert (ledger.drafting, ledger.probing) == (TUNING.run, before)
 
 
+def test_time_pays_for_the_chances_of_new_drafters() -> None:
+    """However often a drafter is replaced: one at first, and one more for every 500 plain rounds at a share of 1 %."""
+    ledger, count = LossBudget(loss_share=0.01, probe_share=0.005), 0
+    for number in range(2001):
+        count += ledger.takes_chance()
+        ledger.rest() if number % 2 else ledger.book(1.0, 0.0, is_probe=False)
+    assert 4 <= count <= 1 + 2000 * 0.01 / TUNING.run
+
+
 def test_the_default_policy_has_at_most_ten_constants() -> None:
     assert len(fields(TUNING)) <= 10

@@ -84,13 +84,27 @@ class Adaptive(Policy):
         """Prompt tokens that were read inside rounds, and answer tokens. Older ones count less."""
         self._spreads = spreads_of(self.options.num_draft_tokens, self.options.num_tree_nodes)
         self._source: PriceSource | None = None
-        self.forget(None)
+        self._is_replaced = False
+        """Whether another drafter is there, and has not had its chance yet."""
+        self._clear(None)
 
     def expect(self, prices: PriceSource) -> None:
         self._source, self.costs = prices, CostModel()
 
     def forget(self, state: _State | None) -> None:
-        """Forget the acceptance of guesses, and the losses. Costs stay, because they belong to the machine."""
+        """Forget the acceptance of guesses, and the losses, as soon as time has paid for another chance. Until then the old
+        drafter's acceptance counts. Costs stay, because they belong to the machine."""
+        self._is_replaced = True
+        if state is not None:
+            state.is_behind = True
+        self._give_chance(state)
+
+    def _give_chance(self, state: _State | None) -> None:
+        if self._is_replaced and self.budget.takes_chance():
+            self._is_replaced = False
+            self._clear(state)
+
+    def _clear(self, state: _State | None) -> None:
         longest = self.options.num_draft_tokens
         self._places = [tuple(nodes_of(length, spread) for length in range(longest + 1)) for spread in self._spreads]
         self.usual = Usual(self._spreads, [self.options.prior_acceptance] * longest)
@@ -98,7 +112,7 @@ class Adaptive(Policy):
         self._rounds: list[tuple[_State, SeenRound]] = []
         self.budget.forget()
         if state is not None:
-            vars(state).update(vars(self._fresh(state.num_rows)))
+            vars(state).update({**vars(self._fresh(state.num_rows)), "prompts": state.prompts})
 
     def _fresh(self, num_rows: int) -> _State:
         return _State(num_rows, Evidence.of(self.options.horizon, num_rows), self)
@@ -111,7 +125,7 @@ class Adaptive(Policy):
     def captured_shape(self) -> CapturedShape:
         """The widest trees that may be planned. Rounds are captured for these alone, so no others are planned from now on."""
         self._spreads = self._spreads[-1:]
-        self.forget(None)
+        self._clear(None)
         return captured_lengths(self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def carry(self, state: _State, prompts: Prompts) -> None:
@@ -136,6 +150,7 @@ class Adaptive(Policy):
     def _think(self, state: _State) -> Plan:
         """Make the next plan. It stays as it is, unless the round is a test. Prices that rounds contradict are measured again
         at the next start. Until then, rounds correct them place by place."""
+        self._give_chance(state)
         costs = self.costs.of(state.num_rows, state.prompts.num_places)
         if self._source is not None and (costs.rest.contradicts or costs.draft.contradicts):
             self._source.doubt()

@@ -1,0 +1,33 @@
+"""The default policy when its drafter is exchanged again and again, as learning does. Times are made up."""
+
+from __future__ import annotations
+
+from policy_rounds import Machine, constant, play
+
+from outrider.policies.adaptive import Adaptive
+
+
+def _linear(length: int) -> float:
+    return 1 + 0.15 * length
+
+
+def test_exchanges_cost_a_bounded_share_however_many_there_are() -> None:
+    """Drafters that never pay, each of which would like to be tried."""
+    useless, often, once = Machine(constant(0.02), 0.3, _linear), Adaptive(), Adaptive()
+    play(once, useless, 600)
+    speeds = list[float]()
+    for _ in range(60):
+        often.forget(None)
+        speeds.append(play(often, useless, 40).merit(useless))
+    assert sum(speeds) / 60 >= 0.96 * useless.speed_of(0)
+
+
+def test_an_exchange_that_had_to_wait_is_given_its_chance_later() -> None:
+    useless, good = (Machine(constant(rate), 0.1, _linear) for rate in (0.02, 0.9))
+    policy = Adaptive()
+    for _ in range(2):
+        policy.forget(None)
+        play(policy, useless, 30)
+    assert policy.usual.seen[1.0].means, "the second one waits"
+    play(policy, useless, 600)
+    assert play(policy, good, 600).merit(good, 300) >= 0.8 * good.speed_of(good.best())
