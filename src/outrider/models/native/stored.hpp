@@ -54,7 +54,8 @@ static void multiply_stored(Rounded x, const W* w, int units, int first, int beg
     w += size_t(first / STRIPS) * units;
     const int strip = first % STRIPS;
     const InputSpan* at = x.at(begin * W::SPANS);
-    constexpr int SHARE = N < STRIPS ? sizeof(W) * N / STRIPS : 0;  // of the next block, brought near by every pass over this one
+    constexpr bool WAITS = N < STRIPS || (R == WHOLE_ROWS && !SPREADS);  // long enough at these weights for the next to come from memory
+    constexpr int SHARE = WAITS ? sizeof(W) * N / STRIPS : 0;  // of the next block, brought near by every pass over this one
     const char* later = reinterpret_cast<const char*>(w + units) + size_t(strip / N) * units * SHARE;
     for (int unit = begin; unit < end; unit++) {
         for (int line = 0; line < SHARE; line += 64) __builtin_prefetch(later + size_t(unit) * SHARE + line, 0, 3);
