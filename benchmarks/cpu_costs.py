@@ -23,9 +23,12 @@ from outrider.models.native import isa_here
 
 NODES: tuple[int, ...] = (1, 4, 16, 64)
 CONTEXT = 128
-DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx2": 4, "avx512": 4, "avx512_vnni": 4, "amx": 32}
-"""Products of 8 bits for each product of floats, where the set has an instruction for them. Those that ``avx2`` and ``avx512``
-take to add them are not counted. A tile makes 1,024 a cycle, where vectors of floats make 32."""
+DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx512_vnni": 4, "amx": 32}
+"""Products of 8 bits for each product of floats, where the set has an instruction for them. A tile makes 1,024 a cycle, where
+vectors of floats make 32."""
+SHORT_SUMS = {"avx2": 32 / 17, "avx512": 32 / 17}
+"""The same with weights of 4 bits where sums take instructions of their own (``core_rates.py``). Those of 8 bits are as slow as
+floats there."""
 BFLOAT16_PRODUCTS = {"amx": 16}
 """Thousands of bfloat16 products per cycle, for processors that have tiles for them."""
 WHOLE = ("auto", "stored", "w8a8", "int4")
@@ -69,7 +72,7 @@ class Rates:
         read = numbers.nbytes / min(cpu_ms(numbers.sum) for _ in range(5))
         return Rates(read, x.numel() * 1024 / min(cpu_ms(lambda: x @ w) for _ in range(6)))
 
-    def floor_ms(self, num_bytes: float, num_products: float, *, at_once: int) -> float:
+    def floor_ms(self, num_bytes: float, num_products: float, *, at_once: float) -> float:
         """The least time of a pass that multiplies ``at_once`` numbers where it would multiply one float."""
         return max(num_bytes / self.bytes_read, num_products / (at_once * self.multiply_adds))
 
@@ -85,12 +88,13 @@ def num_weights(config: ModelConfig) -> int:
     return layer_weights(config) + config.hidden_size * config.vocab_size
 
 
-def products_at_once(dtype: str, bytes_of_weight: float) -> int:
+def products_at_once(dtype: str, bytes_of_weight: float) -> float:
     """Products of a type for each product of floats. Whole numbers have dot products. F16 as stored is added in 16 bits where
     the set does so. Tiles multiply bfloat16, and ``int8`` as bfloat16. Other floats of 16 bits are multiplied as float32."""
     isa = isa_here()
     if dtype in WHOLE and bytes_of_weight < 1.2:
-        return DOT_PRODUCTS.get(isa.name, 1)
+        short = SHORT_SUMS.get(isa.name, 1) if bytes_of_weight < 0.8 else 1
+        return DOT_PRODUCTS.get(isa.name, short)
     if dtype in ("bfloat16", "int8") or (dtype == "auto" and bytes_of_weight < 2.2 and not isa.adds_halves):
         return 1 if dtype == "auto" and isa.reads_halves else BFLOAT16_PRODUCTS.get(isa.name, 1)
     return 2 if dtype in ("auto", "stored") and bytes_of_weight < 2.2 and isa.adds_halves else 1
