@@ -146,7 +146,7 @@ def test_errors_are_the_apis_own(client: OpenAI, served: Served) -> None:
         ({"prompt": [-90]}, "vocabulary"),
         ({"prompt": [-90], "echo": True}, "token ids"),
         ({"prompt": "a " * 5000}, "context holds"),
-        ({"logit_bias": {"x": 1}}, "no id"),
+        ({"logit_bias": {"x": 1}}, "no token id"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}}, "schema"),
     ):
         with pytest.raises(BadRequestError, match=words) as caught:

@@ -111,7 +111,7 @@ def test_rules_are_proved_or_measured(name: str, draws: Draws) -> None:
     row = RULES[name]
     rule = row.build({})
     proof = prove(rule, draws, num_pairs=len(repeats(1, of=3)))
-    assert check_twin(rule, draws, num_batches=len(repeats(8, of=20))).outcome is AuditOutcome.PASSED
+    assert check_twin(rule, draws, num_batches=len(repeats(4, of=20))).outcome is AuditOutcome.PASSED
     if row.rule.lossless:
         assert proof.outcome is AuditOutcome.PASSED and proof.data["max_distance"] < 1e-12
 

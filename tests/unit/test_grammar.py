@@ -347,31 +347,32 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
         GrammarCompiler(codec)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("plain", {}),
-        ("draft-model", {"num_draft_tokens": 3}),
-        ("draft-model", {"num_draft_tokens": 3, "acceptance": "rejection"}),
-        ("draft-model", {"policy": "adaptive"}),
-        ("best-first", {"num_draft_tokens": 3}),
-        ("token-recycling", {"num_draft_tokens": 3}),
-        ("early-exit", {"num_draft_tokens": 2}),
-        ("hybrid", {}),
-    ],
-)
-def test_forced_text_is_a_draft(llm: LLM, grammars: dict[str, TokenGrammar], name: str, options: dict[str, Any]) -> None:
+FORCED = [
+    ("plain", {}),
+    ("draft-model", {"num_draft_tokens": 3}),
+    ("draft-model", {"num_draft_tokens": 3, "acceptance": "rejection"}),
+    ("draft-model", {"policy": "adaptive"}),
+    ("best-first", {"num_draft_tokens": 3}),
+    ("token-recycling", {"num_draft_tokens": 3}),
+    ("early-exit", {"num_draft_tokens": 2}),
+    ("hybrid", {}),
+]
+
+
+@pytest.mark.parametrize(("case", "sampled"), in_turn(FORCED, (GREEDY, SEEDED)))
+def test_forced_text_is_a_draft(
+    llm: LLM, grammars: dict[str, TokenGrammar], case: tuple[str, dict[str, Any]], sampled: dict[str, Any]
+) -> None:
     """For every method, also one that guesses nothing: the same text in fewer passes, and drafters go on as if nothing was."""
-    method, unforced = llm.compose(name, **options), Unforced(grammars["json"])
-    for sampled in (GREEDY, SEEDED):
-        texts, passes = list[list[int]](), list[int]()
-        for grammar in (unforced, grammars["json"]):
-            params = [SamplingParams(**sampled, grammar=grammar), SamplingParams(**sampled)]
-            outputs = llm.generate([PROMPT, PROMPT], params, method=method)
-            texts.append(outputs[0].token_ids + outputs[1].token_ids)
-            passes.append(outputs[0].stats.num_passes)
-        assert options.get("acceptance") == "rejection" or texts[0] == texts[1]
-        assert passes[1] < passes[0] or name != "plain"
+    name, options = case
+    method, texts, passes = llm.compose(name, **options), list[list[int]](), list[int]()
+    for grammar in (Unforced(grammars["json"]), grammars["json"]):
+        params = [SamplingParams(**sampled, grammar=grammar), SamplingParams(**sampled)]
+        outputs = llm.generate([PROMPT, PROMPT], params, method=method)
+        texts.append(outputs[0].token_ids + outputs[1].token_ids)
+        passes.append(outputs[0].stats.num_passes)
+    assert options.get("acceptance") == "rejection" or texts[0] == texts[1]
+    assert passes[1] < passes[0] or name != "plain"
 
 
 def test_forced_text_keeps_to_the_limits_of_a_request(llm: LLM, grammars: dict[str, TokenGrammar]) -> None:

@@ -38,7 +38,7 @@ def served(llm: LLM, states: Sequence[RequestState], slots: Slots, *, every: int
 def test_texts_are_those_of_requests_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However prompts are cut, and in whatever order requests come."""
     llm = LLM(method=method, **({} if method == "plain" else {"num_draft_tokens": 3}))
-    params = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True)
+    params = SamplingParams(max_tokens=24, temperature=0.8, seed=5, ignore_eos=True)
     alone = [output.token_ids for output in llm.generate(PROMPTS, params)]
     assert isinstance(llm.target, ReadingTarget)
     read, sizes = llm.target.score_and_read, list[int]()
