@@ -163,11 +163,14 @@ def test_a_mixture_is_rounded_to_few_bits(tmp_path: Path, bits: int) -> None:
     torch.testing.assert_close(scores_of(fast), scores_of(twin), atol=2e-3, rtol=1e-3)
 
 
-def test_groups_in_another_order_are_dequantised_when_they_are_read(tmp_path: Path) -> None:
+def test_columns_of_act_order_stand_in_the_order_of_their_groups(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1})
     quantise_folder(tmp_path, "gptq-act-order")
-    folder = checkpoint(tmp_path, read_config(tmp_path))
-    assert isinstance(folder, QuantisedFolder) and not stays_on_gpu(lean_config(tmp_path), folder.form)
+    fast = packed_decoder(tmp_path)
+    layer = fast.weights.layers[0]
+    for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
+        assert isinstance(matrix, Packed) and matrix.order is not None
+    assert_scores_of_the_folder(fast, tmp_path)
 
 
 def test_experts_in_mxfp4_stay_as_they_are(tmp_path: Path) -> None:

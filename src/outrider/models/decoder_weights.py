@@ -31,6 +31,10 @@ class StoredBytes(Protocol):
         """Whether products with its F16 matrices may be added in 16 bits."""
         ...
 
+    def order_of(self, table: Tensor) -> Tensor | None:
+        """[in] the input that each column of these rows multiplies; None where columns are in order."""
+        ...
+
     def forget(self, begin: int, end: int) -> None: ...
 
 

@@ -46,6 +46,8 @@ class Packed(FewBits):
     """[groups, out] bfloat16 zero points; None if they are 0. Only in 4 bits."""
     levels: Tensor | None = None
     """[16] float32 values of the 4-bit codes; None for integers and e2m1 floats."""
+    order: Tensor | None = None
+    """[in] the input that each column multiplies; None where columns are in order. Matrices with one order share the tensor."""
 
     @property
     def bits(self) -> int:
@@ -73,6 +75,8 @@ class Packed(FewBits):
 
     @property
     def unit(self) -> int:
+        if self.order is not None:
+            return self.shape[1]
         return 1 if self.bits == 8 and len(self.scales) == 1 else self.group_len
 
     @property
@@ -103,7 +107,8 @@ class Packed(FewBits):
 
     @property
     def form(self) -> tuple[object, ...]:
-        return self.data.dtype, self.scales.dtype, self.group_len, self.zeros is None, self.values
+        order = None if self.order is None else self.order.data_ptr()
+        return self.data.dtype, self.scales.dtype, self.group_len, self.zeros is None, self.values, order
 
     @property
     def device(self) -> torch.device:
@@ -116,7 +121,8 @@ class Packed(FewBits):
         numbers = codes.float() if levels is None else levels[codes.long() + 8]
         if self.zeros is not None:
             numbers = numbers - self._spread(self.zeros)
-        return (numbers * self._spread(factors(self.scales))).to(dtype or self.scales.dtype)
+        numbers = (numbers * self._spread(factors(self.scales))).to(dtype or self.scales.dtype)
+        return numbers if self.order is None else numbers[:, self.order.argsort()]
 
     def integers(self) -> Tensor:
         """[out, in] rounded numbers, or table indices minus 8, without scales and zeros."""

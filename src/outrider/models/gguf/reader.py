@@ -83,6 +83,10 @@ class GGUFFile:
         """Products with F16 matrices may be added in 16 bits, as llama.cpp does."""
         return True
 
+    def order_of(self, table: object) -> None:
+        """Columns of a file are in order."""
+        del table
+
     def forget(self, begin: int, end: int) -> None:
         """Release the memory of bytes that are no longer needed. They are read again on demand."""
         first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -40,6 +40,8 @@ def multiply(
     if isinstance(weight, Stacked) or (isinstance(weight, Packed) and not is_plain):
         pieces = weight.pieces if isinstance(weight, Stacked) else (weight,)
         return _multiply_pieces(x, pieces, kind, exact=exact, finish=own, gated=gated)
+    if isinstance(weight, Packed) and weight.order is not None:
+        x = x.index_select(-1, weight.order)
     out_dtype = torch.float32 if kind is Kind.HEAD else x.dtype
     wide = len(x) > MOST_ROWS and (exact or len(x) <= _MOST_WIDE) and _can_go_wide(x, weight, finish)
     if len(x) <= MOST_ROWS or exact or wide:
@@ -70,7 +72,8 @@ def _multiply_pieces(x: Tensor, pieces: Sequence[FewBits], kind: Kind, *, exact:
 
 
 def sixteen_bits(weight: FewBits, dtype: torch.dtype) -> Tensor:
-    """[out, in] the numbers of the matrix, each rounded once to ``dtype``: cuBLAS wants 16 bits."""
+    """[out, in] the numbers of the matrix, column by column as it has them, each rounded once to ``dtype``: cuBLAS wants 16
+    bits."""
     if isinstance(weight, Planes):
         return written_out(weight, dtype)
     assert isinstance(weight, Packed)

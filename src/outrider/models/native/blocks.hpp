@@ -25,6 +25,7 @@ struct Matrix {
     const float* scales;  // [out] of weights of 8 bits, or null
     int32_t in, out;
     int32_t is_stored;    // as in a GGUF file: `packed` is [blocks] of Place (stored_types.hpp); or floats of 16 bits in a float pass
+    const int32_t* order; // [in] the input that each column multiplies, or null where columns are in order
     int padded_in() const { return up(in, 32); }
     int num_blocks() const { return up(out, BLOCK) / BLOCK; }
 };

@@ -139,7 +139,9 @@ class PackedModel:
         if _is_stored(weight):
             places = self._pack_stored(packed, weight.contiguous(), inputs)
             kind = _WITH_FLOATS if self._float_inputs else _ROUNDING
-            return MatrixStruct(places, self.floats(bias), None, inputs, len(weight), kind)
+            order = self._file.order_of(weight)
+            columns = None if order is None else self._keep(order.to(torch.int32))
+            return MatrixStruct(places, self.floats(bias), None, inputs, len(weight), kind, columns)
         scales = None
         if weight.dtype == torch.int8:
             weight, found = codes_and_scales(weight)

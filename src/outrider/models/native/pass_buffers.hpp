@@ -15,6 +15,7 @@ template <class T> struct Buffers {  // kept between passes
     LatentLayers<T> latents;
     std::vector<float> scales;  // [rows][queries, keys] of norms over all heads
     RoundedRows rounded, rounded_parts;  // what goes into a product with a stored matrix, or with several
+    Inputs<T> ordered;                   // what goes into a product whose matrix has its columns in another order
     HalfRows halves, half_parts;         // the same in 16 bits
     std::vector<int> begins;             // of the rows of each of several
     Memory<T> queries;

@@ -28,7 +28,8 @@ template <class T> class PassProducts : public PassThreads<T> {
             }
         }
     };
-    template <class F> void product(int& phase, const Product<T>& of, F take) {
+    template <class F> void product(int& phase, const Product<T>& asked, F take) {
+        const Product<T> of{asked.w, asked.then, asked.w.order ? in_order(phase, asked) : asked.x, asked.rows};
         if (of.w.is_stored == IN_PLACE) return product_of<InPlace<T>>(phase, of, take);
         if constexpr (sizeof(T) == 2) {
             if (of.w.scales) return product_of<int8_t>(phase, of, take);
@@ -40,6 +41,14 @@ template <class T> class PassProducts : public PassThreads<T> {
             if (of.w.is_stored) return round(phase, of, b.rounded), product_of<AnyStored>(phase, of, take);
         }
         product_of<T>(phase, of, take);
+    }
+    // The rows with their inputs in the order of the matrix's columns
+    Inputs<T>& in_order(int& phase, const Product<T>& of) {
+        alone([&] { b.ordered.reshape(of.rows, of.w.in); });
+        share(phase, of.rows, [&](int row) {
+            for (int i = 0; i < of.w.in; i++) *b.ordered.at(row, i) = *of.x.at(row, of.w.order[i]);
+        });
+        return b.ordered;
     }
     template <class R> void round(int& phase, const Product<T>& of, R& to) {
         share(phase, of.rows, [&](int row) { to.round(row, of.x.at(row, 0), of.w.in); });

@@ -20,6 +20,7 @@ class MatrixStruct(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("packed", "bias", "scales")),
         *((name, c_int32) for name in ("inputs", "outputs", "is_stored")),
+        ("order", c_void_p),
     ]
 
 

@@ -73,11 +73,11 @@ class Compressed(Format):
 
     @property
     def stays(self) -> bool:
-        return not self.is_float and not self.act_order
+        return not self.is_float
 
     @property
     def packs(self) -> bool:
-        return not self.act_order
+        return True
 
     def matrix(self, parts: Parts) -> Quantised:
         codes, scales = self._codes(parts), parts[".weight_scale"]

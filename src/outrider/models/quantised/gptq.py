@@ -54,7 +54,7 @@ class GPTQ(Format):
 
     @property
     def stays(self) -> bool:
-        return not self.act_order or self.group_len <= 0
+        return True
 
     def matrix(self, parts: Parts) -> Quantised:
         middle, most = 1 << (self.bits - 1), (1 << self.bits) - 1

@@ -10,6 +10,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from outrider.models.quantised.folder import QuantisedFolder
@@ -27,14 +28,16 @@ class KeptFolder(TensorSource):
     instead: str
     """How matrices are multiplied that cannot be kept, for the warning."""
 
-    def __init__(self, folder: QuantisedFolder) -> None:
-        self.origin, self._folder = folder.origin, folder
+    def __init__(self, folder: QuantisedFolder, *, reorders: bool) -> None:
+        """With ``reorders``, a product may have its columns in another order than the model has the inputs (act-order)."""
+        self.origin, self._folder, self._reorders = folder.origin, folder, reorders
         self._ready: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
         self._num_dequantised = 0
 
     @abstractmethod
-    def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
-        """Tables of the rows of matrices that will be joined; None where one of them cannot be kept."""
+    def keep(self, matrices: Mapping[str, Quantised], order: Tensor | None) -> dict[str, Tensor] | None:
+        """Tables of the rows of matrices that will be joined, with their columns in an ``order``; None where one of them cannot
+        be kept."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -64,7 +67,7 @@ class KeptFolder(TensorSource):
         quantised, there = self._folder.quantised_names, [name for name in names if name in self.names]
         found = {name: self._folder.matrix(name) for name in there if name in quantised}
         matrices = {name: matrix for name, matrix in found.items() if matrix is not None}
-        tables = self.keep(matrices) if len(matrices) == len(there) else None
+        tables = self.keep(*self._in_order(matrices)) if len(matrices) == len(there) else None
         for name in there:
             if tables is not None:
                 self._ready[name] = tables[name], matrices[name].whole_shape
@@ -72,6 +75,16 @@ class KeptFolder(TensorSource):
             whole = self._folder.read(name)
             self._num_dequantised += name in quantised
             self._ready[name] = whole, tuple(whole.shape)
+
+    def _in_order(self, matrices: Mapping[str, Quantised]) -> tuple[Mapping[str, Quantised], Tensor | None]:
+        """The matrices with groups of neighbours, and the order of their columns. Unchanged where groups are neighbours, or
+        where matrices that will be joined differ."""
+        orders = [matrix.order for matrix in matrices.values()]
+        order = orders[0] if orders else None
+        is_one = order is not None and all(each is not None and torch.equal(each, order) for each in orders)
+        if not (self._reorders and is_one) or any("expert" in name for name in matrices):
+            return matrices, None
+        return {name: matrix.in_order() for name, matrix in matrices.items()}, order
 
 
 def _beside(name: str) -> list[str]:

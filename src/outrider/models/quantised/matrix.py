@@ -8,7 +8,7 @@ reference of every product with such a matrix: exact in float32 for scales of 16
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -62,6 +62,20 @@ class Quantised:
         """That of an unquantised checkpoint."""
         num_outputs, num_inputs = self.shape
         return (self.num_experts, num_inputs, num_outputs // self.num_experts) if self.num_experts else self.shape
+
+    @property
+    def order(self) -> Tensor | None:
+        """[in] the columns with groups beside each other; None where they are so, or where groups are not equally long."""
+        if self.group_of is None:
+            return None
+        order = self.group_of.argsort(stable=True)
+        return order if in_order(self.group_of[order], self.group_len) else None
+
+    def in_order(self) -> Quantised:
+        """The matrix with its columns in their ``order``."""
+        order = self.order
+        assert order is not None, "columns that have another order"
+        return replace(self, codes=self.codes[:, order].contiguous(), group_of=None)
 
     def dequantised(self) -> Tensor:
         """[out, in] float32."""

@@ -26,7 +26,7 @@ def stored_decoder(config: ModelConfig, folder: TensorSource, speed: Speed) -> L
     """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
     if not isinstance(folder, QuantisedFolder) or not folder.form.stays or not multiplies_stored(config):
         return None
-    source = StoredFolder(folder)
+    source = StoredFolder(folder, reorders=not speed.float_inputs)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
     source.warn()
     kept = replace(weights, file=source.memory, float_inputs=speed.float_inputs)

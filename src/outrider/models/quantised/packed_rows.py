@@ -6,12 +6,14 @@
     8 bits, whole      a scale per output, or groups of a multiple of 16 inputs; no zeros
     8 bits, e4m3       likewise
 
-No code and no scale changes. Matrices with other groups, with zeros in 8 bits or with act-order are made 16 bits.
+No code and no scale changes. With act-order, columns are put in the order of their groups. Matrices with other groups, or
+with zeros in 8 bits, are made 16 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -91,20 +93,23 @@ class PackedFolder(KeptFolder):
 
     instead = "16 bits"
 
-    def __init__(self, folder: QuantisedFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, folder: QuantisedFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16, *, reorders: bool = True
+    ) -> None:
         """``dtype`` of the activations."""
-        super().__init__(folder)
+        super().__init__(folder, reorders=reorders)
         self.rows, self._device = PackedRows(dtype), device
 
-    def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
+    def keep(self, matrices: Mapping[str, Quantised], order: Tensor | None) -> dict[str, Tensor] | None:
         if not all(map(can_pack, matrices.values())) or len({_form(matrix) for matrix in matrices.values()}) > 1:
             return None
         has_zeros = any(matrix.zeros is not None for matrix in matrices.values())
-        return {name: self._table(matrix, zeros=has_zeros) for name, matrix in matrices.items()}
+        columns = None if order is None else order.to(self._device)
+        return {name: self._table(matrix, columns, zeros=has_zeros) for name, matrix in matrices.items()}
 
-    def _table(self, matrix: Quantised, *, zeros: bool) -> Tensor:
+    def _table(self, matrix: Quantised, order: Tensor | None, *, zeros: bool) -> Tensor:
         """[out, 2], or [E, 2, out] of experts, whose inputs come first."""
-        table = self.rows.table(packed(matrix, self._device, zeros=zeros))
+        table = self.rows.table(replace(packed(matrix, self._device, zeros=zeros), order=order))
         return table.unflatten(0, (matrix.num_experts, -1)).transpose(1, 2) if matrix.num_experts else table
 
 

@@ -8,7 +8,8 @@ The pass knows the blocks of 32 weights of GGUF files (``gguf/stored.py``) and t
     Q4_F, Q8_F   scale of 32 bits, and the zero as a code
     Q5_0         MXFP4: twice an e2m1 float is a whole number from -12 to 12, and half its power of two a scale of 16 bits
 
-Other codes of floats and act-order have no such layout: those matrices are dequantised. Embedding and head stay in the 16 bits
+Columns of act-order are put in the order of their groups. Other codes of floats have no such layout: those matrices are
+dequantised. Embedding and head stay in the 16 bits
 that the checkpoint has. Inputs are rounded to 8 bits for codes, as for GGUF files, and stay floats for the head.
 """
 
@@ -50,6 +51,8 @@ class StoredRows:
         self._mapping = mmap.mmap(-1, max(1, num_bytes))
         self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
         self._used = 0
+        self._orders: dict[range, Tensor] = {}
+        """Of the rows that begin in a range."""
 
     @property
     def address(self) -> int:
@@ -61,9 +64,17 @@ class StoredRows:
         """The head of a quantised checkpoint keeps float inputs."""
         return False
 
-    def table(self, rows: Tensor, kind: str) -> Tensor:
-        """Keep rows [out, bytes] of one type: where each begins, and the number of the type."""
+    def order_of(self, table: Tensor) -> Tensor | None:
+        """[in] the input that each column of these rows multiplies; None where columns are in order."""
+        begin = int(table[0, 0])
+        return next((order for place, order in self._orders.items() if begin in place), None)
+
+    def table(self, rows: Tensor, kind: str, order: Tensor | None = None) -> Tensor:
+        """Keep rows [out, bytes] of one type, whose columns are in an ``order``: where each begins, and the number of the
+        type."""
         size = rows.numel()
+        if order is not None:
+            self._orders[range(self._used, self._used + size)] = order
         self._bytes[self._used : self._used + size] = rows.reshape(-1).numpy()
         begins = self._used + rows.shape[1] * torch.arange(len(rows), dtype=STORED_ROWS)
         self._used += size
@@ -82,8 +93,8 @@ class StoredFolder(KeptFolder):
 
     instead = "float32"
 
-    def __init__(self, folder: QuantisedFolder) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: QuantisedFolder, *, reorders: bool = True) -> None:
+        super().__init__(folder, reorders=reorders)
         self.memory = StoredRows(-(-folder.num_parameters // SPAN) * 2 * SPAN)
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -92,17 +103,17 @@ class StoredFolder(KeptFolder):
             return tensor
         return self.memory.table(tensor.contiguous().view(torch.uint8), FLOATS[tensor.dtype])
 
-    def keep(self, matrices: Mapping[str, Quantised]) -> dict[str, Tensor] | None:
+    def keep(self, matrices: Mapping[str, Quantised], order: Tensor | None) -> dict[str, Tensor] | None:
         whole = {name: in_whole_numbers(matrix) for name, matrix in matrices.items()}
         kinds = {name: type_of(matrix) for name, matrix in whole.items()}
         found = {name: (matrix, kind) for name, matrix in whole.items() if (kind := kinds[name]) is not None}
         if len(found) < len(matrices):
             return None
-        return {name: self._table(matrix, kind) for name, (matrix, kind) in found.items()}
+        return {name: self._table(matrix, kind, order) for name, (matrix, kind) in found.items()}
 
-    def _table(self, matrix: Quantised, kind: str) -> Tensor:
+    def _table(self, matrix: Quantised, kind: str, order: Tensor | None) -> Tensor:
         """[out, 2], or [E, 2, out] of experts, whose inputs come first."""
-        table = self.memory.table(rows_of(matrix, kind), kind)
+        table = self.memory.table(rows_of(matrix, kind), kind, order)
         return table.unflatten(0, (matrix.num_experts, -1)).transpose(1, 2) if matrix.num_experts else table
 
 
