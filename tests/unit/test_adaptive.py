@@ -265,7 +265,7 @@ def test_a_captured_round_is_priced_by_its_places_whatever_was_found() -> None:
         policy.update(state, observation_of(notes, 0, 1, 1.0, Plan((0, 0), (0, 0))))
     policy.learn()
     rest = policy.costs.of(2).rest
-    assert (rest.usual(0), rest.usual(4)) == pytest.approx((1.0, 2.0))
+    assert rest.table((0, 4)) == pytest.approx([1.0, 2.0])
     assert not policy.found.means and policy.usual.seen[1.0].means[0] == 0.0
 
 

@@ -72,7 +72,7 @@ def test_heuristic_rows_are_their_own() -> None:
 def test_rates_count_tested_guesses_only() -> None:
     rates = PositionRates(horizon=1e9)
     for accepted in (0, 1, 3, 3):  # of 3 guesses each
-        rates.record([accepted], [3])
+        rates.record((accepted, accepted < 3))
     assert rates.means == pytest.approx([3 / 4, 2 / 3, 1.0])
     assert rates.weights == pytest.approx([4, 3, 2])
 
@@ -83,7 +83,7 @@ def test_rates_converge_whatever_the_draft_length() -> None:
         machine, rates = Machine(constant(0.6), rng=random.Random(length)), PositionRates(horizon=1e9)
         for _ in range(4000):
             accepted = machine.round(Plan((length,), (length,)), 0, 0).num_accepted[0]
-            rates.record([accepted], [length])
+            rates.record((accepted, accepted < length))
         assert rates.inherited([0.5])[0] == pytest.approx(0.6, abs=0.03)
 
 
@@ -91,10 +91,10 @@ def test_an_untested_position_is_not_a_hopeless_one() -> None:
     """The trap of windowed statistics: a length that was lowered must be able to rise again."""
     rates = PositionRates(horizon=4 * TUNING.prior_weight)
     for _ in range(100):
-        rates.record([1], [2])  # good, then bad
+        rates.record((1, True))  # good, then bad
     assert rates.inherited([0.7] * 2)[1] < 0.3
     for _ in range(400):
-        rates.record([1], [1])  # only the first position is drafted now
+        rates.record((1, False))  # only the first position is drafted now
     assert rates.inherited([0.7] * 3)[1] > 0.9
     assert rates.inherited([0.7] * 3)[2] > 0.9
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from outrider import LLM, SamplingParams
@@ -48,11 +47,11 @@ def test_limits_give_their_own_reason() -> None:
 
 
 def test_an_outlook_says_what_decided() -> None:
-    outlook = RoundForecast(*np.array([[1.0, 1.6, 1.9], [1.0, 1.2, 1.6], [0.0, 0.1, 0.2], [1.0, 1.1, 1.4]]))
+    outlook = RoundForecast([1.0, 1.6, 1.9], [1.0, 1.2, 1.6], [0.0, 0.1, 0.2], [1.0, 1.1, 1.4])
     chosen = outlook.reason(1, 2.0)
     assert chosen.code is ReasonCode.FASTEST and chosen.numbers["gain"] == pytest.approx(1.6 / 1.2)
     assert "1.33x" in chosen.sentence and "1.60 tokens" in chosen.sentence
-    slow = RoundForecast(*np.array([[1.0, 1.1], [1.0, 1.2], [0.0, 0.1], [1.0, 1.1]]))
+    slow = RoundForecast([1.0, 1.1], [1.0, 1.2], [0.0, 0.1], [1.0, 1.1])
     assert slow.reason(0, 2.0).code is ReasonCode.PLAIN_IS_FASTER
     paused = outlook.reason(0, -0.5)
     assert paused.code is ReasonCode.BUDGET and paused.numbers["length"] == 1 and "-0.5 plain rounds" in paused.sentence

@@ -12,34 +12,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from operator import itemgetter
 from typing import final
-
-import numpy as np
 
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Doubt, Observation, Plan, Policy, RowState
 from outrider.core.prices import PriceSource
 from outrider.core.prompt_reading import NO_PROMPTS, Prompts
 from outrider.core.reason import Reason, ReasonCode
-from outrider.policies.belief import Evidence, Usual
+from outrider.policies.belief import Account, Usual
 from outrider.policies.chooser import RoundForecast, look_ahead
 from outrider.policies.cost_model import BatchCosts, CostModel
 from outrider.policies.lengths import captured_lengths, nearest_spread, nodes_of, spreads_of
 from outrider.policies.loss_budget import LossBudget
-from outrider.policies.rates import PositionRates, reach_of
-from outrider.policies.rounds import DraftSize, PlannedSize, SeenRound
+from outrider.policies.rates import Outcome, PositionRates, reach_of
+from outrider.policies.rounds import SeenRound
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
 
 @dataclass
 class _State(RowState):
-    num_rows: int
-    evidence: Evidence
+    rows: list[Account]
     policy: Adaptive = field(repr=False)
     is_behind: bool = True
     """Whether the drafter must read committed tokens before it can draft."""
@@ -50,18 +45,17 @@ class _State(RowState):
 
     def fork(self, rows: Sequence[int]) -> _State:
         self.policy.learn()
-        return self._of(len(rows), self.evidence.of_rows(rows), self.is_behind)
+        return self._of([replace(self.rows[row]) for row in rows], self.is_behind)
 
     def join(self, other: _State) -> _State:
         self.policy.learn()
-        evidence = self.evidence.of_rows(range(self.num_rows), other.evidence)
-        return self._of(self.num_rows + other.num_rows, evidence, self.is_behind or other.is_behind)
+        return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
-    def _of(self, count: int, evidence: Evidence, is_behind: bool) -> _State:
+    def _of(self, rows: list[Account], is_behind: bool) -> _State:
         """This state for other rows. Plans stay while the batch is about as large. Where requests come and go every few rounds,
         new plans each time would cost more than they could gain."""
-        moved = _State(count, evidence, self.policy, is_behind)
-        if 3 * self.num_rows <= 4 * count <= 5 * self.num_rows:
+        moved, count = _State(rows, self.policy, is_behind), len(rows)
+        if 3 * len(self.rows) <= 4 * count <= 5 * len(self.rows):
             for kind, plan in self.plans.items():
                 doubt = plan.doubt and replace(plan.doubt, trust=plan.doubt.trust[:1] * count)
                 longest, most = (max(plan.max_depth),) * count, (max(plan.max_nodes),) * count
@@ -105,17 +99,15 @@ class Adaptive(Policy):
             self._clear(state)
 
     def _clear(self, state: _State | None) -> None:
-        longest = self.options.num_draft_tokens
-        self._places = [tuple(nodes_of(length, spread) for length in range(longest + 1)) for spread in self._spreads]
-        self.usual = Usual(self._spreads, [self.options.prior_acceptance] * longest)
-        self.found, self.trust = PositionRates(TUNING.memory), Evidence.of(TUNING.memory)
+        self.usual = Usual(self._spreads, [self.options.prior_acceptance] * self.options.num_draft_tokens)
+        self.found, self.trust = PositionRates(TUNING.memory), Account(TUNING.memory)
         self._rounds: list[tuple[_State, SeenRound]] = []
         self.budget.forget()
         if state is not None:
-            vars(state).update({**vars(self._fresh(state.num_rows)), "prompts": state.prompts})
+            vars(state).update({**vars(self._fresh(len(state.rows))), "prompts": state.prompts})
 
     def _fresh(self, num_rows: int) -> _State:
-        return _State(num_rows, Evidence.of(self.options.horizon, num_rows), self)
+        return _State([Account(self.options.horizon) for _ in range(num_rows)], self)
 
     def start(self, num_rows: int) -> _State:
         if self._source is not None and self.costs.prices is None and not self.num_rounds:
@@ -134,7 +126,7 @@ class Adaptive(Policy):
     def plan(self, state: _State, num_rows: int) -> Plan:
         plan, is_paid = state.plans.get(state.prompts[1:]), self._unpaid <= 0 or len(self._rounds) >= self.options.horizon
         if plan is None or is_paid:
-            assert state.num_rows == num_rows, "a batch that changed has a state of its own"
+            assert len(state.rows) == num_rows, "a batch that changed has a state of its own"
             began = time.thread_time()
             self.learn()
             plan = self._think(state)
@@ -151,13 +143,13 @@ class Adaptive(Policy):
         """Make the next plan. It stays as it is, unless the round is a test. Prices that rounds contradict are measured again
         at the next start. Until then, rounds correct them place by place."""
         self._give_chance(state)
-        costs = self.costs.of(state.num_rows, state.prompts.num_places)
+        costs = self.costs.of(len(state.rows), state.prompts.num_places)
         if self._source is not None and (costs.rest.contradicts or costs.draft.contradicts):
             self._source.doubt()
             self._source = None
         if costs.trial is not None:
             length, state.is_probe = min(costs.trial, self.options.num_draft_tokens), False
-            plan = _plan([length] * state.num_rows, self._spreads[0], Reason(ReasonCode.CALIBRATION, {"length": length}))
+            plan = _plan([length] * len(state.rows), self._spreads[0], Reason(ReasonCode.CALIBRATION, {"length": length}))
         else:
             plan = self._best(state, costs)
         state.plans.pop(state.prompts[1:], None)
@@ -168,16 +160,17 @@ class Adaptive(Policy):
     def _best(self, state: _State, costs: BatchCosts) -> Plan:
         """The fastest draft. If none pays, a probe, but never two probes in a row. A full account pays for a probe whatever it
         seems to cost: one wrong time must not end all drafting."""
-        count, purse, ends_itself = state.num_rows, self.budget.drafting, not self.trust.is_empty
+        count, purse, ends_itself = len(state.rows), self.budget.drafting, self.trust.expected > 0
         self.usual.refresh()
         choices = list[tuple[float, int, float, RoundForecast]]()
-        for spread, places in zip(self._spreads, self._places, strict=True):
+        for spread in self._spreads:
+            places = [nodes_of(length, spread) for length in range(self.options.num_draft_tokens + 1)]
             forecast = self._forecast(state, costs, spread, places)
             choice = forecast.best(purse, costs.rest.optimism(places), ends_itself=ends_itself)
             choices.append((*choice, spread, forecast))
         _, best, spread, forecast = max(choices, key=itemgetter(0))
-        lengths, reason = forecast.lengths(best, count), forecast.reason(best, purse)
-        state.is_probe = not (best or state.is_probe) and min(forecast.risks[1], TUNING.run) <= self.budget.probing
+        lengths, reason = forecast.shares.get(best, (best,) * count), forecast.reason(best, purse)
+        state.is_probe = not (best or state.is_probe) and min(forecast.risk(1), TUNING.run) <= self.budget.probing
         if state.is_probe:
             self.num_probes += 1
             lengths, reason = (1,) * count, Reason(ReasonCode.PROBE, {"length": 1, "best": 0})
@@ -191,19 +184,16 @@ class Adaptive(Policy):
         Every token of an answer brings its share of prompts to read, in whatever round it is emitted. So a draft must pay for
         itself beside them, and their time is left out. Where prompts wait, a round is made for their sake, and its time
         counts."""
-        prompts, survival = state.prompts, state.evidence.survival(self.usual.by_spread[spread])
-        alone = costs if prompts.is_full else self.costs.of(state.num_rows)
-        rests = costs.rest.table(places).copy()
-        rests[0] = costs.plain
-        rests -= max(0.0, costs.plain - alone.pace * alone.plain / costs.pace)
-        found = np.ones(len(places) - 1)
-        if self.found.means:
-            found = np.array(reach_of(self.found.inherited(found.tolist())))
-        drafting = costs.draft.table(tuple(range(len(places))))
+        usual, prompts = self.usual.by_spread[spread], state.prompts
+        alone = costs if prompts.is_full else self.costs.of(len(state.rows))
+        reading = max(0.0, costs.plain - alone.pace * alone.plain / costs.pace)
+        rests = [cost - reading for cost in (costs.plain, *costs.rest.table(places[1:]))]
+        ones = [1.0] * len(usual)
+        found = reach_of(self.found.inherited(ones)) if self.found.means else ones
+        survival, drafting = [row.survival(usual) for row in state.rows], costs.draft.table(range(len(places)))
         forecast = look_ahead(survival, found, drafting, rests, padded=self._padded, most=self._most(prompts))
-        if state.num_rows > 1 and not self._padded and self.trust.is_empty and not self.options.num_tree_nodes:
-            forecast.rank(survival, found)
-        return forecast
+        is_ragged = len(survival) > 1 and not (self._padded or self.trust.expected or self.options.num_tree_nodes)
+        return forecast.ranked(survival, found) if is_ragged else forecast
 
     def _most(self, prompts: Prompts) -> float:
         """Most answer tokens per round that waiting prompts can supply: every answer needs its prompt read first."""
@@ -211,68 +201,47 @@ class Adaptive(Policy):
         return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0) if is_bound else math.inf
 
     def learn(self) -> None:
-        """Learn from the rounds since the last time, together from those of one batch and one plan that follow each other."""
-        seen, self._rounds = self._rounds, []
-        for (_, asked), group in groupby(seen, lambda one: (id(one[0]), one[1].asked)):
-            states, rounds = zip(*group, strict=True)
-            known, shapes = dict[tuple[int, ...], DraftSize](), list[DraftSize]()
-            for one in rounds:
-                sizes = one.tree.sizes
-                shapes.append(known[sizes] if one.tree.is_chain and sizes in known else known.setdefault(sizes, one.shape()))
-            self._learn_costs(states[0], asked, rounds, shapes)
-            if any(asked.lengths):
-                self._learn_acceptance(states[0], asked, rounds, shapes)
-            else:
-                states[0].evidence.fade(len(rounds))
-                self.usual.fade(len(rounds))
+        """Learn from the rounds since the last time. In a large batch, some rows are used now and the others in the next
+        round."""
+        rounds, self._rounds = self._rounds, []
+        found, num_plain = list[Outcome](), 0
+        accepted = {spread: list[Outcome]() for spread in self._spreads}
+        for number, (state, seen) in enumerate(rounds, self.num_rounds):
+            asked, reached, length, width = seen.shape()
+            self._learn_cost(state, seen, length, width, is_asked=any(asked))
+            num_plain += not any(asked)
+            spread = nearest_spread(seen.plan, self._spreads)
+            every = 1 + len(asked) // (8 if number > self.options.horizon else 32)
+            for row in range(number % every, len(asked), every):
+                passed, tried, got = seen.accepted[row], asked[row], min(reached[row], asked[row])
+                tested = min(passed + 1, tried)
+                state.rows[row].record(tested, self.usual.sums[spread][tested], passed)
+                if tried:
+                    accepted[spread].append((passed, passed < tried))
+                    found.append((got, got < tried))
+                    if seen.beliefs and got:
+                        self.trust.record(min(passed + 1, got), sum(seen.beliefs[row][: passed + 1]), passed)
+        self.usual.record(accepted, num_plain)
+        if self.found.means or any(failed for _, failed in found):  # most drafters always find: no news
+            self.found.record(*found)
 
-    def _learn_acceptance(
-        self, state: _State, asked: PlannedSize, rounds: Sequence[SeenRound], shapes: Sequence[DraftSize]
-    ) -> None:
-        spread, lengths = nearest_spread(asked.lengths, asked.nodes, self._spreads), np.array(asked.lengths)
-        passed = np.array([one.accepted for one in rounds])
-        tested, got = np.minimum(passed + 1, lengths), np.minimum([shape.found for shape in shapes], lengths)
-        state.evidence.record(tested, self.usual.sums[spread][tested], passed)
-        tried = lengths > 0
-        passed, lengths, reached = passed[:, tried].ravel(), np.tile(lengths[tried], len(rounds)), got[:, tried].ravel()
-        self.usual.record(spread, passed, lengths)
-        if self.found.means or (reached < lengths).any():  # most drafters always find: no news
-            self.found.record(reached, lengths)
-        for one, row in zip(rounds, got, strict=True):
-            if one.beliefs:
-                self._learn_trust(one.beliefs, one.accepted, row.tolist())
-
-    def _learn_trust(self, beliefs: Sequence[Sequence[float]], accepted: Sequence[int], got: Sequence[int]) -> None:
-        """Compare what a drafter stated with what came true. In a large batch, some rows are used."""
-        known = [row for row in range(0, len(got), 1 + len(got) // 8) if got[row]]
-        tested = [[min(accepted[row] + 1, got[row])] for row in known]
-        expected = [[sum(beliefs[row][: accepted[row] + 1])] for row in known]
-        self.trust.record(np.array(tested), np.array(expected), np.array([[accepted[row]] for row in known]))
-
-    def _learn_costs(self, state: _State, asked: PlannedSize, rounds: Sequence[SeenRound], shapes: Sequence[DraftSize]) -> None:
-        """Record what rounds took, those of one shape together, and what they lost."""
-        keep = (1 - 1 / TUNING.memory) ** len(rounds)
-        self._padded, self._num_read = rounds[-1].padded, keep * self._num_read + sum(one.prompts.num_tokens for one in rounds)
-        num_accepted, num_rows = sum(sum(one.accepted) for one in rounds), sum(one.num_rows for one in rounds)
-        self._num_emitted = keep * self._num_emitted + num_accepted + num_rows
-        is_asked, is_reading, costs = any(asked.lengths), state.is_behind, self.costs.of(state.num_rows, asked.num_places)
-        state.is_behind = not is_asked
-        alike = defaultdict[tuple[int, int, bool], list[SeenRound]](list)
-        for number, (one, shape) in enumerate(zip(rounds, shapes, strict=True)):
-            alike[shape.length, shape.width, is_asked and is_reading and not number].append(one)
-        spent = 0.0
-        for (length, width, is_late), same in alike.items():
-            drafts = [one.draft_seconds if is_asked else 0.0 for one in same]
-            is_timed = is_asked and (not is_late or drafts[0] < costs.pace * costs.draft.at(length))  # reading only adds
-            usual = costs.record(length, width, drafts if is_timed else (), [one.seconds - t for one, t in zip(same, drafts)])
-            spent += sum(one.seconds if is_late else min(one.seconds, (1 + TUNING.outlier) * usual) for one in same)
+    def _learn_cost(self, state: _State, seen: SeenRound, length: int, width: int, *, is_asked: bool) -> None:
+        """Record what the round took, and what it lost. A single round changes a cost by little, because plain rounds have
+        outliers too."""
+        keep, num_rows = 1 - 1 / TUNING.memory, len(state.rows)
+        self._padded, self._num_read = seen.padded, keep * self._num_read + seen.prompts.num_tokens
+        self._num_emitted = keep * self._num_emitted + sum(map(len, seen.paths))
+        is_reading, state.is_behind = state.is_behind, not is_asked
+        costs, draft = self.costs.of(num_rows, seen.prompts.num_places), seen.draft_seconds if is_asked else 0.0
+        is_timed = is_asked and (not is_reading or draft < costs.pace * costs.draft.at(length))  # reading only adds
+        usual = costs.record(length, width, draft if is_timed else None, seen.seconds - draft)
         if not is_asked:
-            return self.budget.rest(len(rounds))
-        cost, most = spent / (costs.pace * costs.plain), self._most(rounds[0].prompts) / state.num_rows
-        tokens = min(1 + num_accepted / max(num_rows, 1), most) / min(1.0, most)
-        return self.budget.book(cost, len(rounds) * tokens - cost, is_probe=asked.is_probe)
+            return self.budget.rest()
+        spent = seen.seconds if is_reading else min(seen.seconds, (1 + TUNING.outlier) * usual)
+        tokens, most = 1 + sum(seen.accepted) / max(sum(map(bool, seen.paths)), 1), self._most(seen.prompts) / num_rows
+        cost = spent / (costs.pace * costs.plain)
+        return self.budget.book(cost, min(tokens, most) / min(1.0, most) - cost, is_probe=seen.is_probe)
 
 
 def _plan(lengths: Sequence[int], spread: float, reason: Reason, doubt: Doubt | None = None) -> Plan:
-    nodes = {length: nodes_of(length, spread) for length in set(lengths)}
-    return Plan(tuple(lengths), tuple(map(nodes.__getitem__, lengths)), None, doubt, reason)
+    return Plan(tuple(lengths), tuple(nodes_of(length, spread) for length in lengths), None, doubt, reason)

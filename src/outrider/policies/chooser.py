@@ -14,15 +14,19 @@ more tokens than the batch emits in that time anyway.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import add, mul, sub
 from typing import final
 
-import numpy as np
-
 from outrider.core.interfaces import Doubt
+from outrider.core.prices import between
 from outrider.core.reason import Reason, ReasonCode
 from outrider.policies.tuning import TUNING
+
+Survival = Sequence[Sequence[float]]
+"""For each row and position, the probability that all guesses up to it are accepted."""
 
 
 @final
@@ -30,101 +34,108 @@ from outrider.policies.tuning import TUNING
 class RoundForecast:
     """Expected tokens and seconds of a round, for every depth of a draft, at pace 1."""
 
-    tokens: np.ndarray
-    seconds: np.ndarray
-    drafting: np.ndarray
-    rests: np.ndarray
+    tokens: list[float]
+    seconds: list[float]
+    drafting: list[float]
+    rests: list[float]
     """Seconds of the drafter and of the rest of the round, by the number of guesses along the longest path."""
     most: float = math.inf
     """Most answer tokens that the prompts read in a round can supply."""
-    shares: dict[int, np.ndarray] = field(default_factory=dict)
+    shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Draft length of every row, for each depth, where rows have different lengths."""
+    gains: list[float] = field(init=False)
+    """Expected speed of each depth, in units of plain decoding."""
 
     def __post_init__(self) -> None:
-        self._appraise()
+        plain = self.seconds[0] / self.tokens[0]
+        self.gains = [tokens / seconds * plain for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
 
-    def _appraise(self) -> None:
-        self.gains = self.tokens / self.seconds * (self.seconds[0] / self.tokens[0])
-        """Expected speed of each depth, in units of plain decoding."""
-        self.risks = self.seconds / self.seconds[0] - 1
-        """Plain rounds lost if no guess is accepted."""
-        self.promising = int(self.gains[1:].argmax()) + 1
-        """The fastest depth of those with a guess."""
-
-    def best(self, purse: float, optimism: np.ndarray, *, ends_itself: bool) -> tuple[float, int]:
+    def best(self, purse: float, optimism: Sequence[float], *, ends_itself: bool) -> tuple[float, int]:
         """The expected speed of the best depth, and that depth. The loss budget (``purse``) must cover its worst case, in which
         nothing is accepted, and its promised gain must outweigh that risk. ``optimism`` is the share of its estimated cost that
         each depth may really have. Where the drafter stops itself, the deepest of about equally fast depths is taken, since
         guesses that do not pay will not be drafted."""
-        gains = self.gains / optimism
-        payable = np.where((self.risks <= purse) & (gains - 1 >= TUNING.margin * self.risks), gains, 0.0)
-        payable[0] = gains[0]
-        best = int(payable.argmax())
+        payable = {0: 1 / optimism[0]}
+        for length in range(1, len(self.gains)):
+            risk, gain = self.risk(length), self.gains[length] / optimism[length]
+            if risk <= purse and gain - 1 >= TUNING.margin * risk:
+                payable[length] = gain
+        best = max(payable, key=payable.__getitem__)
         if best and ends_itself:
-            best = int(np.flatnonzero(payable >= (1 - TUNING.margin) * payable[best])[-1])
-        return float(payable[best]), best
+            best = max(length for length, gain in payable.items() if gain >= (1 - TUNING.margin) * payable[best])
+        return payable[best], best
 
-    def lengths(self, depth: int, num_rows: int) -> Sequence[int]:
-        """The draft length of every row."""
-        return self.shares[depth].tolist() if depth in self.shares else (depth,) * num_rows
+    def risk(self, length: int) -> float:
+        """Plain rounds lost if no guess is accepted."""
+        return self.seconds[length] / self.seconds[0] - 1
 
-    def rank(self, survival: np.ndarray, found: np.ndarray) -> None:
-        """Give every row its own draft length. One level more is drafted once for all rows, so each depth has its own ranking,
-        and only depths near the best common length are tried. Space in the pass is only paid for where the drafter finds a
-        guess, so nodes are ranked by the acceptance of guesses that were found, after their parents."""
-        num_rows, longest = survival.shape
-        chances = np.minimum.accumulate(survival / np.maximum(found, 1e-9), axis=1)
-        rows, levels = np.divmod(np.argsort(-chances, axis=None, kind="stable"), longest)
-        for depth in range(max(self.promising - 2, 1), min(self.promising + 4, longest + 1)):
-            row, at = rows[levels < depth], levels[levels < depth]
-            tokens = np.minimum(num_rows + survival[row, at].cumsum(), self.most)
-            seconds = self.drafting[depth] + np.interp(found[at].cumsum() / num_rows, range(longest + 1), self.rests)
-            best = int((tokens / seconds).argmax())
-            self.tokens[depth], self.seconds[depth] = tokens[best], seconds[best]
-            self.shares[depth] = np.bincount(row[: best + 1], minlength=num_rows)
-        self._appraise()
+    @property
+    def _promising(self) -> int:
+        return max(range(1, len(self.gains)), key=self.gains.__getitem__)
+
+    def ranked(self, survival: Survival, found: Sequence[float]) -> RoundForecast:
+        """This forecast with its own draft length for every row. One level more is drafted once for all rows, so each depth has
+        its own ranking, and only depths near the best common length are tried. Space in the pass is only paid for where the
+        drafter finds a guess, so nodes are ranked by the acceptance of guesses that were found, after their parents."""
+        rests, tokens, seconds, shares = list(enumerate(self.rests)), list(self.tokens), list(self.seconds), dict(self.shares)
+        chances = [list(accumulate((p / max(f, 1e-9) for p, f in zip(reach, found, strict=True)), min)) for reach in survival]
+        ranking = sorted((-chance, at, row) for row, reach in enumerate(chances) for at, chance in enumerate(reach))
+        for depth in range(max(self._promising - 2, 1), min(self._promising + 4, len(tokens))):
+            emitted, places, lengths, tokens[depth], seconds[depth] = float(len(survival)), 0.0, [0] * len(survival), 0.0, 1.0
+            for _, at, row in ranking:
+                if at < depth:
+                    emitted, places, lengths[row] = emitted + survival[row][at], places + found[at], at + 1
+                    cost = self.drafting[depth] + between(rests, places / len(survival))
+                    if min(emitted, self.most) * seconds[depth] > tokens[depth] * cost:
+                        tokens[depth], seconds[depth], shares[depth] = min(emitted, self.most), cost, tuple(lengths)
+        return RoundForecast(tokens, seconds, self.drafting, self.rests, self.most, shares)
 
     def doubt(self, trust: float, num_rows: int, *, longest: int, further: float, padded: bool) -> Doubt:
         """Tokens that each of ``longest`` guesses must be expected to bring: as many as the batch emits in that time anyway.
         Where rows are padded, space is saved for all rows or for none. A later guess is right with probability ``further`` if
         those before it are, so the bar is higher by that much."""
-        rate = self.gains.max() * self.tokens[0] / self.seconds[0]
-        guesses, places = (rate * slopes(curve[: longest + 1]) for curve in (self.drafting, self.rests))
-        own = np.zeros(longest) if padded else np.minimum(places / num_rows, TUNING.dearest)
-        most = num_rows * (TUNING.dearest - own)
-        levels = np.minimum((guesses + places * padded) / further, most) if further > 0 else most
-        return Doubt(tuple(levels.tolist()), tuple(own.tolist()), (trust,) * num_rows)
+        rate, levels, places = max(self.gains) * self.tokens[0] / self.seconds[0], list[float](), list[float]()
+        for guess, place in zip(slopes(self.drafting[: longest + 1]), slopes(self.rests[: longest + 1]), strict=True):
+            own = 0.0 if padded else min(rate * place / num_rows, TUNING.dearest)
+            level, most = rate * (guess + (place if padded else 0.0)), num_rows * (TUNING.dearest - own)
+            levels.append(min(level / further, most) if further > 0 else most)
+            places.append(own)
+        return Doubt(tuple(levels), tuple(places), (trust,) * num_rows)
 
     def reason(self, length: int, budget: float) -> Reason:
         """Why ``length`` was chosen, with the expected speed. Without a draft, the expected speed of the best one."""
-        best = length or self.promising
+        best = length or self._promising
+        tokens, cost = self.tokens[best] / self.tokens[0], self.seconds[best] / self.seconds[0]
         none = ReasonCode.BUDGET if self.gains[best] > 1 else ReasonCode.PLAIN_IS_FASTER
         none = ReasonCode.PROMPTS if self.tokens[best] >= self.most else none
-        numbers = {"gain": self.gains[best], "tokens": self.tokens[best] / self.tokens[0], "cost": 1 + self.risks[best]}
-        numbers = {name: float(number) for name, number in numbers.items()} | {"length": best, "budget": budget}
+        numbers = {"length": best, "gain": self.gains[best], "tokens": tokens, "cost": cost, "budget": budget}
         return Reason(ReasonCode.FASTEST if length else none, numbers)
 
 
 def look_ahead(
-    survival: np.ndarray, found: np.ndarray, drafting: np.ndarray, rests: np.ndarray, *, padded: bool, most: float
+    survival: Survival, found: Sequence[float], drafting: list[float], rests: list[float], *, padded: bool, most: float
 ) -> RoundForecast:
-    """Forecast rounds by length, from the probability by row and position that all guesses up to it are accepted. ``drafting``
-    and ``rests`` are seconds of the two parts of a round. A drafter that copies may find fewer guesses than it was asked for:
-    ``found[k]`` is the chance of more than k. So the cost of a round is the mean over the lengths found. It is not the cost of
-    the mean length, because pass costs rise in steps."""
+    """Forecast rounds by length. ``drafting`` and ``rests`` are seconds of the two parts of a round. A drafter that copies may
+    find fewer guesses than it was asked for: ``found[k]`` is the chance of more than k. So the cost of a round is the mean over
+    the lengths found. It is not the cost of the mean length, because pass costs rise in steps."""
     num_rows = len(survival)
     is_shared = padded or num_rows == 1  # where rows are padded, a place is there for all of them or for none
-    somebody = found if is_shared else 1 - (1 - found) ** num_rows
-    tokens, seconds = np.full(len(rests), float(num_rows)), np.full(len(rests), rests[0])
-    tokens[1:] += survival.sum(0).cumsum()
-    seconds[1:] += drafting[0] + (somebody * np.diff(drafting) + found * np.diff(rests)).cumsum()
-    return RoundForecast(np.minimum(tokens, most), seconds, drafting, rests, most)
+    somebody = found if is_shared else [1 - (1 - chance) ** num_rows for chance in found]
+    parts = [
+        accumulate(map(mul, chances, map(sub, costs[1:], costs)), initial=costs[0])
+        for costs, chances in ((drafting, somebody), (rests, found))
+    ]
+    tokens = [min(count, most) for count in accumulate(map(sum, zip(*survival, strict=True)), initial=float(num_rows))]
+    return RoundForecast(tokens, [rests[0], *list(map(add, *parts))[1:]], drafting, rests, most)
 
 
-def slopes(curve: np.ndarray) -> np.ndarray:
+def slopes(curve: Sequence[float]) -> list[float]:
     """For each place, the cost per further place up to the cheapest later one. Pass costs rise in steps, and whoever pays for a
-    step gets every place up to the next step."""
-    places = np.arange(len(curve))
-    steps = places[None, :] - places[:-1, None]
-    rises = np.where(steps > 0, (curve[None, :] - curve[:-1, None]) / np.maximum(steps, 1), np.inf)
-    return np.maximum(rises.min(1, initial=np.inf), 0.0)
+    step gets every place up to the next step. These slopes are those of the lower convex hull of the curve behind the place."""
+    found, hull = list[float](), [(len(curve) - 1, math.inf)]
+    for at in range(len(curve) - 2, -1, -1):
+        while (slope := (curve[hull[-1][0]] - curve[at]) / (hull[-1][0] - at)) >= hull[-1][1]:
+            hull.pop()
+        hull.append((at, slope))
+        found.append(max(slope, 0.0))
+    return found[::-1]

@@ -5,29 +5,21 @@ target's pass. Prices (``core/prices.py``) give both. Where there are none, the 
 
     seconds(K, W) = pace * (draft(K) + rest(W)),      curve(x) = price(x) * factor(x)
 
-Factors are learnt at the lengths that were played. They count for other lengths the less, the farther away these are:
-
-    factor(x) = (1 + sum_i w_i factor_i) / (1 + sum_i w_i)
-    w_x = rounds at x,      w_i = min(rounds at i, 10) / (1 + |x - i|)^2
-
-``pace`` is the part that all lengths share: clock frequency and context. It is the median over the last few rounds, so that a
-length timed long ago can be compared with one timed now.
+Factors are learnt at the lengths that were played. ``pace`` is the part that all lengths share: clock frequency and context. It
+is the median over the last few rounds, so that a length timed long ago can be compared with one timed now.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import repeat
-from operator import add
+from operator import itemgetter
 from statistics import fmean
 from typing import final
 
-import numpy as np
-
-from outrider.core.prices import Prices
+from outrider.core.prices import Prices, between
 from outrider.policies.rates import Typical
 from outrider.policies.tuning import TUNING
 
@@ -39,28 +31,22 @@ class Curve:
     def __init__(self, price: Callable[[float], float], *, weight: float) -> None:
         """``weight`` is the number of rounds that a price counts for."""
         self._price, self._weight = cache(price), weight
-        self._priced = cache(lambda places: np.array([self._price(place) for place in places]))
-        self._tables: dict[Sequence[int], np.ndarray] = {}
-        """Tables that no round has changed since."""
         self.cells: dict[int, Typical] = {}
         self._surprises = [TUNING.optimism**2]
         """Squared errors of the predicted seconds, for the first rounds at each place."""
 
-    def add(self, place: int, seconds: Sequence[float], pace: float = 1.0) -> None:
-        """Learn from rounds. A first one that was slow by chance must not make its neighbours dear, where no round may come
+    def add(self, place: int, seconds: float) -> None:
+        """Learn from a round. A first one that was slow by chance must not make its neighbours dear, where no round may come
         again."""
         price, cell = self._price(place), self.cells.get(place)
         if price <= 0:  # drafting may be free: a captured round takes the time of its pass
             return
-        ratios = [one / pace / price for one in seconds]
         if cell is None:
-            expected = self.at(place) / price
-            self._surprises.append(min(abs(ratios[0] / expected - 1), TUNING.outlier) ** 2)
-            ratios[0] = min(ratios[0], (1 + TUNING.outlier) * expected) if self._weight else ratios[0]
+            expected = self.at(place)
+            self._surprises.append(min(abs(seconds - expected) / max(expected, 1e-12), TUNING.outlier) ** 2)
+            seconds = min(seconds, (1 + TUNING.outlier) * expected) if self._weight else seconds
             cell = self.cells[place] = Typical()
-        for ratio in ratios:
-            cell.add(ratio)
-        self._tables.clear()
+        cell.add(seconds / price)
 
     def knows(self, place: int) -> bool:
         return place in self.cells and self.cells[place].count >= TUNING.run
@@ -72,28 +58,25 @@ class Curve:
         return len(known) > 1 and max(known) > 2 * min(known)
 
     def at(self, place: int) -> float:
-        return float(self.table((place,))[0])
+        return self.table((place,))[0]
 
-    def table(self, places: Sequence[int]) -> np.ndarray:
-        """Seconds at these places. What rounds of other lengths have shown of a price counts less the farther away they are."""
-        if places not in self._tables:
-            counts, values = np.array([(cell.count, cell.value) for cell in self.cells.values()] or [(0, 1.0)]).T
-            gaps = np.abs(np.subtract.outer(places, list(self.cells) or [0]))
-            weights = np.where(gaps > 0, np.minimum(counts, TUNING.prior_weight) / (1 + gaps) ** 2, counts)
-            own = self._weight or 1e-9
-            self._tables[places] = self._priced(places) * (own + weights @ values) / (own + weights.sum(1))
-        return self._tables[places]
+    def table(self, places: Iterable[int]) -> list[float]:
+        """Seconds at these places. Between learnt factors the factor is interpolated, beyond the last one it is constant."""
+        own, cells = self._weight, sorted(self.cells.items(), key=itemgetter(0))
+        known = [(float(at), (own + cell.count * cell.value) / (own + cell.count)) for at, cell in cells] or [(0.0, 1.0)]
+        known = [(-1.0, known[0][1]), *known, (1e9, known[-1][1])]
+        return [self._price(place) * between(known, place) for place in places]
 
     def usual(self, place: int) -> float:
         """Mean seconds of rounds at a place, however few there were; the predicted seconds where there were none."""
         cell = self.cells.get(place)
         return self.at(place) if cell is None else self._price(place) * cell.value
 
-    def optimism(self, places: Sequence[int]) -> np.ndarray:
+    def optimism(self, places: Iterable[int]) -> list[float]:
         """For each place, the smallest share of its estimated cost that it may really have. It starts from the errors of first
         rounds and tightens with every round at that place."""
         error, counts = math.sqrt(fmean(self._surprises)), {place: cell.count for place, cell in self.cells.items()}
-        return 1 - error / (1 + np.fromiter(map(counts.get, places, repeat(0)), float, len(places)))
+        return [1 - error / (1 + counts.get(place, 0)) for place in places]
 
 
 @final
@@ -127,30 +110,29 @@ class BatchCosts:
         is_dear = TUNING.dearest * (self.draft.at(half) + self.rest.at(half)) > self.plain
         return None if half and is_new and is_dear else lengths[at]
 
-    def record(self, length: int, width: int, drafts: Sequence[float], rests: Sequence[float]) -> float:
-        """Learn from rounds with so many guesses along the longest path and so many nodes of a row in the pass. There are no
-        ``drafts`` if the drafter was not asked, or had more to read than usual. Returns the usual seconds of such a round at
-        the present pace."""
-        was_trial, self._num_rounds = not self._is_priced and self.trial is not None, self._num_rounds + len(rests)
+    def record(self, length: int, width: int, draft: float | None, rest: float) -> float:
+        """Learn from a round with so many guesses along the longest path and so many nodes of a row in the pass. ``draft`` is
+        None if the drafter was not asked, or had more to read than usual. Returns the usual seconds of such a round at the
+        present pace."""
+        was_trial, self._num_rounds = not self._is_priced and self.trial is not None, self._num_rounds + 1
         if (self.prices or not was_trial) and (self.rest.knows(width) or len(self._recent) < TUNING.run):
-            usual, whole = self._usual(length, width, drafts), map(add, drafts, rests) if drafts else rests
-            self._recent.extend(seconds / usual for seconds in whole)
+            self._recent.append((rest + (draft or 0.0)) / self._usual(length, width, draft))
             self.pace = sorted(self._recent)[len(self._recent) // 2]
-        self.rest.add(width, rests, self.pace)
-        if drafts:
-            self.draft.add(length, drafts, self.pace)
+        self.rest.add(width, rest / self.pace)
+        if draft is not None:
+            self.draft.add(length, draft / self.pace)
         if not width and (self.rest.knows(0) or abs(self.rest.cells[0].value - 1) < TUNING.outlier):
             self._checked = self.pace
         if was_trial and self.trial is None:
             self._settle()
-        return self.pace * self._usual(length, width, drafts)
+        return self.pace * self._usual(length, width, draft)
 
-    def _usual(self, length: int, width: int, drafts: Sequence[float]) -> float:
-        return self.rest.usual(width) + (self.draft.usual(length) if drafts else 0.0)
+    def _usual(self, length: int, width: int, draft: float | None) -> float:
+        return self.rest.usual(width) + (self.draft.usual(length) if draft is not None else 0.0)
 
     def _settle(self) -> None:
         """End the trials: the measured seconds become the prices. A drafter that found nothing is assumed to cost nothing."""
-        passes, drafts = ([(float(at), curve.usual(at)) for at in sorted(curve.cells)] for curve in (self.rest, self.draft))
+        passes, drafts = ([(float(at), curve.at(at)) for at in sorted(curve.cells)] for curve in (self.rest, self.draft))
         passes += [(passes[0][0] + 1, 1.1 * passes[0][1])] if len(passes) == 1 else []
         own = self.prices.passes if self.prices else ((self.num_rows, tuple(passes)),)
         self.prices, self._is_priced = Prices(own, ((self.num_rows, ((0.0, 0.0), *drafts)),)), True
@@ -160,7 +142,7 @@ class BatchCosts:
     def plain(self) -> float:
         """Seconds of a plain round at pace 1. It may not have been timed for long, but it never takes longer than a round with
         one guess. Otherwise nothing could show that drafting does not pay."""
-        return float(self.rest.table((0, 1)).min())
+        return min(self.rest.table((0, 1)))
 
 
 @final

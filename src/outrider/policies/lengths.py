@@ -43,12 +43,12 @@ def spreads_of(longest: int, num_tree_nodes: int | None) -> list[float]:
     return found
 
 
-def nearest_spread(lengths: Sequence[int], nodes: Sequence[int], spreads: Sequence[float]) -> int:
-    """The place among ``spreads`` of drafts of which so many guesses were asked, along a path and in all."""
-    if len(spreads) == 1 or not any(lengths):
-        return 0
-    made = max(nodes) / max(lengths)
-    return min(range(len(spreads)), key=lambda place: abs(spreads[place] - made))
+def nearest_spread(plan: Plan | None, spreads: Sequence[float]) -> float:
+    """The spread of a draft that was made by a plan."""
+    if len(spreads) == 1 or plan is None or not any(plan.max_depth):
+        return spreads[0]
+    made = max(plan.max_nodes) / max(plan.max_depth)
+    return min(spreads, key=lambda spread: abs(spread - made))
 
 
 def captured_lengths(longest: int, num_tree_nodes: int | None) -> CapturedShape:

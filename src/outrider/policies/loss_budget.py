@@ -41,10 +41,10 @@ class LossBudget:
         self._save(cost)
         self._add(self._shares[0] * cost + (0.0 if is_probe else gain), gain if is_probe else 0.0)
 
-    def rest(self, num_rounds: int = 1) -> None:
-        """Record plain rounds."""
-        self._save(num_rounds)
-        self._add(*(num_rounds * share for share in self._shares))
+    def rest(self) -> None:
+        """Record a plain round."""
+        self._save(1.0)
+        self._add(*self._shares)
 
     def _save(self, cost: float) -> None:
         self._chance = min(self._chance + self._shares[0] * cost, TUNING.run)

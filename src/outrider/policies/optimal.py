@@ -101,7 +101,7 @@ class Optimal(Policy):
         self.costs[len(drafted)].record(max(drafted), observation.seconds)
         for rates, num_drafted, num_accepted in zip(state.rates, drafted, observation.num_accepted, strict=True):
             if num_drafted:
-                rates.record([num_accepted], [num_drafted])
+                rates.record((num_accepted, num_accepted < num_drafted))
 
     def _best(self, rates: PositionRates, seconds: Sequence[float]) -> int:
         prior = [self.options.prior_acceptance] * self.options.num_draft_tokens

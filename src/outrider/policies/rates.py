@@ -15,10 +15,10 @@ from itertools import accumulate, zip_longest
 from operator import mul
 from typing import final
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from outrider.policies.tuning import TUNING
+
+Outcome = tuple[int, bool]
+"""Outcome of a round: how many positions succeeded, and whether the next one was tested and failed."""
 
 
 @final
@@ -31,19 +31,16 @@ class PositionRates:
     means: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
-    def record(self, passed: ArrayLike, asked: ArrayLike) -> None:
-        """Learn from rounds: in each of them, how many positions succeeded, and how many were to be tested at most. Earlier
-        evidence fades by as many rounds."""
-        passed, asked = np.asarray(passed), np.asarray(asked)
-        self.fade(len(asked))
-        places = np.arange(min(passed.max() + 1, asked.max()))[:, None]
-        tests, successes = ((places < np.minimum(passed + 1, asked)).sum(1), (places < passed).sum(1))
-        missing = [0.0] * (len(places) - len(self.means))
-        self.means, self.weights = self.means + missing, self.weights + missing
-        for position, (tested, succeeded) in enumerate(zip(tests.tolist(), successes.tolist(), strict=True)):
-            mean, weight = self.means[position], self.weights[position]
-            self.means[position] = (weight * mean + succeeded) / (weight + tested)
-            self.weights[position] = min(weight + tested, self.horizon)
+    def record(self, *rounds: Outcome) -> None:
+        """Learn from rounds. Earlier evidence fades by as many rounds."""
+        self.fade(len(rounds))
+        for num_passed, failed in rounds:
+            missing = [0.0] * (num_passed + failed - len(self.means))
+            self.means += missing
+            self.weights += missing
+            for position in range(num_passed + failed):
+                self.weights[position] += 1
+                self.means[position] += ((position < num_passed) - self.means[position]) / self.weights[position]
 
     def fade(self, num_rounds: float) -> None:
         """Let the evidence fade as after so many rounds without a test."""
@@ -86,7 +83,7 @@ class Typical:
     def add(self, number: float) -> None:
         differs = min(max(number / self.value - 1, -TUNING.outlier), TUNING.outlier) if self.value else 0.0
         side = (differs >= TUNING.outlier) - (differs <= -TUNING.outlier)
-        self.streak = side + (self.streak if side * self.streak > 0 else 0)
+        self.streak = self.streak + side if side * self.streak >= 0 and side else side
         self.count += 1
         is_better = self.count <= 2 and differs <= -TUNING.outlier
         if not self.value or is_better or abs(self.streak) >= TUNING.run:
