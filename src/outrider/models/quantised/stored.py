@@ -52,7 +52,7 @@ class StoredRows:
         self._bytes = np.frombuffer(self._mapping, dtype=np.uint8)
         self._used = 0
         self._orders: dict[range, Tensor] = {}
-        """Of the rows that begin in a range."""
+        """The order for rows that begin in a range of bytes."""
 
     @property
     def address(self) -> int:
