@@ -19,7 +19,7 @@ from outrider.codecs.chat_formats import TaggedReader
 from outrider.core.request import Stats
 from outrider.server import tools
 from outrider.server.chat_answers import ChatAnswer
-from outrider.server.order import Order
+from outrider.server.queued_request import Order
 from outrider.server.service import Service
 from outrider.server.transcript import Added
 

@@ -9,7 +9,7 @@ import pytest
 from inprocess import bundled
 
 from outrider.rehearsal.rehearsal import KnownPrices
-from outrider.server.order import DEFAULT_LANE, PredictedLane
+from outrider.server.queued_request import DEFAULT_LANE, PredictedLane
 from outrider.server.service import Service
 from outrider.server.settings import ServerSettings
 

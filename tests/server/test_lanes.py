@@ -12,7 +12,7 @@ pytest.importorskip("httpx")
 
 from inprocess import run
 
-from outrider.server.order import FixedLane, PredictedLane, is_passing, method_of
+from outrider.server.queued_request import FixedLane, PredictedLane, is_passing, method_of
 from outrider.server.service import Service
 
 _ASKED = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.8, "seed": 5, "ignore_eos": True}

@@ -17,7 +17,7 @@ from outrider import SamplingParams
 from outrider.codecs.chat_formats import TaggedReader
 from outrider.core.request import Stats
 from outrider.server.dialogue import Dialogue
-from outrider.server.order import Order
+from outrider.server.queued_request import Order
 from outrider.server.response_store import ResponseStore, StoreLimits
 from outrider.server.responses import ResponseAnswer
 from outrider.server.responses_protocol import ResponsesRequest

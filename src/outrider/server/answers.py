@@ -13,9 +13,9 @@ from outrider.codecs.text import TextCodec
 from outrider.core.request import Stats, TokenLogprob
 from outrider.server.failures import ApiError
 from outrider.server.json_text import json_text
-from outrider.server.order import Order
 from outrider.server.prompt_scores import PromptToken
 from outrider.server.protocol import StreamOptions
+from outrider.server.queued_request import Order
 from outrider.server.token_texts import Offsets, TokenTexts
 from outrider.server.transcript import Added
 

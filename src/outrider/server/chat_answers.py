@@ -10,7 +10,7 @@ from outrider.codecs.chat_formats import Reader
 from outrider.codecs.json_calls import Meaning, Piece
 from outrider.core.request import TokenLogprob
 from outrider.server.answers import ChoicesAnswer, finite, prompt_entry
-from outrider.server.order import Order
+from outrider.server.queued_request import Order
 from outrider.server.transcript import Added
 
 

@@ -24,9 +24,9 @@ from outrider.server.failures import ApiError
 from outrider.server.grammars import Grammars
 from outrider.server.messages import joined_text, plain_message
 from outrider.server.metrics import Metrics
-from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane, Shown
 from outrider.server.parameters import grammar_source, sampling_params, with_seed
 from outrider.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields, Speculation
+from outrider.server.queued_request import DEFAULT_LANE, FixedLane, Order, PredictedLane, Shown
 from outrider.server.quota import Client
 from outrider.server.settings import ServerSettings
 from outrider.server.tools import ToolPlan, plan_tools

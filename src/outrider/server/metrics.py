@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from outrider.core.report import RoundReport
 from outrider.engine.scheduler import Scheduler
 from outrider.server.goodput import GoodputCurve
-from outrider.server.order import method_of
+from outrider.server.queued_request import method_of
 from outrider.server.response_store import ResponseStore
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

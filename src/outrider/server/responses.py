@@ -13,7 +13,7 @@ from outrider.server.chat_answers import ChatAnswer
 from outrider.server.dialogue import Dialogue
 from outrider.server.failures import ApiError
 from outrider.server.json_text import json_text
-from outrider.server.order import Order
+from outrider.server.queued_request import Order
 from outrider.server.responses_protocol import ResponsesRequest
 from outrider.server.transcript import Added
 

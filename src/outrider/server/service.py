@@ -26,14 +26,14 @@ from outrider.methods import METHODS
 from outrider.policies.fixed import Fixed, FixedOptions
 from outrider.server.answers import AnswerBuilder
 from outrider.server.audit import AuditLog
+from outrider.server.disconnects import EventStream, unless_left
 from outrider.server.failures import ApiError, busy, late
 from outrider.server.intake import Intake
 from outrider.server.json_text import JsonAnswer
 from outrider.server.keys import KeyRing
 from outrider.server.learning import ServerLearner
-from outrider.server.leaving import EventStream, unless_left
 from outrider.server.metrics import Metrics
-from outrider.server.order import DEFAULT_LANE, FixedLane, Order, PredictedLane, method_of
+from outrider.server.queued_request import DEFAULT_LANE, FixedLane, Order, PredictedLane, method_of
 from outrider.server.settings import ServerSettings
 from outrider.server.spans import Ended, NoSpans, Spans, ToldRounds
 from outrider.server.transcript import Added

@@ -25,13 +25,13 @@ from outrider.core.report import Progress, RoundReport
 from outrider.core.request import RequestState
 from outrider.engine.job import Job
 from outrider.engine.scheduler import Scheduler
-from outrider.server.errands import Errand
 from outrider.server.failures import ApiError, broken, failed
 from outrider.server.intake import refusal
 from outrider.server.learning import ServerLearner
 from outrider.server.metrics import Metrics
-from outrider.server.order import Order, is_passing
+from outrider.server.model_errands import Errand
 from outrider.server.prompt_scores import PromptScores
+from outrider.server.queued_request import Order, is_passing
 from outrider.server.transcript import Added, SharedPass, Transcript
 
 _LOG = logging.getLogger("outrider.server")

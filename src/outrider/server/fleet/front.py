@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.app import cross_origin, stored_app
 from outrider.server.audit import AuditLog
+from outrider.server.disconnects import unless_left
 from outrider.server.failures import ApiError, late
 from outrider.server.fleet.affinity import routed_text
 from outrider.server.fleet.carried import KEPT, NOTHING, Carried
@@ -31,7 +32,6 @@ from outrider.server.fleet.fleet import LOG, Call, Fleet, ReplicaLost
 from outrider.server.fleet.merged import FrontMetrics, Merged
 from outrider.server.guard import Guard
 from outrider.server.keys import KeyRing
-from outrider.server.leaving import unless_left
 from outrider.server.response_store import ResponseStore, Shelf
 from outrider.server.settings import ServerSettings
 
