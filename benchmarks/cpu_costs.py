@@ -27,7 +27,7 @@ DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx512_vnni": 4, "amx": 32}
 """Products of 8 bits for each product of floats, where the set has an instruction for them. A tile makes 1,024 a cycle, where
 vectors of floats make 32."""
 SHORT_SUMS = {"avx2": 32 / 17, "avx512": 32 / 17}
-"""The same with weights of 4 bits where sums take instructions of their own (``core_rates.py``). Those of 8 bits are as slow as
+"""Weights of 4 bits where sums take instructions of their own (``core_rates.py``). Those of 8 bits are as slow as
 floats there."""
 BFLOAT16_PRODUCTS = {"amx": 16}
 """Thousands of bfloat16 products per cycle, for processors that have tiles for them."""

@@ -160,7 +160,7 @@ def _bytes_at(codes, scales, first, k, depth, num_all, is_output, FORM: tl.const
 
 @triton.jit
 def _of_bytes(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
-    """Codes of 8 bits. FORM: the length of a group, how many inputs that follow one another have one scale, whether codes are
+    """Codes of 8 bits. FORM: the length of a group, and how many neighbouring inputs have one scale. Then whether codes are
     floats, whether a bfloat16 is put together from bits, and whether scales come later."""
     codes, scales = parts
     below = _bytes_at(codes, scales, first, k, depth, num_all, is_output, FORM)
