@@ -18,10 +18,12 @@ from test_stored_gguf import Q4_K_M, Shape, model_file
 from outrider import LLM, OptionError, SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.models import parallel
+from outrider.models.load import lean_config
 from outrider.models.native.build import can_build
 from outrider.models.packed import codes_and_scales, pack, part_in_eight
 from outrider.models.parallel import ParallelTarget
 from outrider.models.parallel.rank import ByHeads
+from outrider.models.parallel.units import kept_by_auto, units_of
 from outrider.models.source import Source
 from outrider.models.stored_rows import from_input
 
@@ -103,6 +105,14 @@ def test_blocks_are_not_cut(tmp_path: Path) -> None:
     plain = checkpoint(tmp_path / "floats")
     with pytest.raises(OptionError, match="its matrices are not stored in blocks"):
         LLM(plain, method="plain", dtype="stored", device="cpu", tensor_parallel=2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ranks_refuse_columns_in_another_order(tmp_path: Path, device: str) -> None:
+    path, place = Path(folder_of(tmp_path / "m", "gptq-act-order")), torch.device(device)
+    assert not kept_by_auto(path, place)
+    with pytest.raises(OptionError, match="with act-order, a rank's inputs are not whole groups; use 'bfloat16'"):
+        units_of(path, lean_config(path), 2, "stored", place, fast=True)
 
 
 def test_a_quantised_checkpoint_stays_so_unless_its_groups_would_be_cut(

@@ -38,7 +38,7 @@ def _on_cpu(path: Path, config: ModelConfig, share: Share) -> Weights:
         file = memory = read_gguf(str(path))
         source, embedding = stored_tensors(file), file.tensor(EMBEDDING)
     else:
-        source = StoredFolder(_quantised(path), reorders=False)
+        source = StoredFolder(_quantised(path))
         memory, name = source.memory, next(name for name in source.names if name.endswith("embed_tokens.weight"))
         embedding = source.read(name)
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"), share=share)
@@ -53,7 +53,7 @@ def packed_share(
     if path.suffix == ".gguf":
         source, rows = planes_source(read_gguf(str(path)), device, dtype)
     else:
-        source = PackedFolder(_quantised(path), device, dtype, reorders=False)
+        source = PackedFolder(_quantised(path), device, dtype)
         rows = source.rows
     weights = read_weights(source, config, dtype=rows.dtype, device=device, share=replace(share, tables=rows))
     if isinstance(source, PackedFolder):

@@ -62,7 +62,7 @@ def kept_by_auto(path: Path, place: torch.device) -> bool:
     if path.suffix == ".gguf":
         return place.type == "cpu" and is_fast_as_stored(read_gguf(str(path)), floats=floats_kept())
     form = format_of(read_config(path))
-    return form is not None and (form.packs if place.type == "cuda" else form.stays)
+    return form is not None and not form.reorders and (form.packs if place.type == "cuda" else form.stays)
 
 
 def _columns(config: ModelConfig) -> dict[str, int]:
@@ -99,6 +99,8 @@ def _stored(what: str, path: Path, config: ModelConfig, place: torch.device) -> 
     file = read_gguf(str(path)) if is_gguf else checkpoint(path, read_config(path))
     if isinstance(file, GGUFFile):
         lacks = why_not_on_gpu(config) if on_gpu else []
+    elif isinstance(file, QuantisedFolder) and file.form.reorders:
+        raise OptionError(f"{what}: with act-order, a rank's inputs are not whole groups; use 'bfloat16'")
     elif isinstance(file, QuantisedFolder) and (file.form.packs if on_gpu else file.form.stays):
         lacks = [] if not on_gpu or stays_on_gpu(config, file.form) else ["this architecture with such matrices"]
     else:

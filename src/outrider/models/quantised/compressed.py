@@ -79,6 +79,10 @@ class Compressed(Format):
     def packs(self) -> bool:
         return True
 
+    @property
+    def reorders(self) -> bool:
+        return self.act_order
+
     def matrix(self, parts: Parts) -> Quantised:
         codes, scales = self._codes(parts), parts[".weight_scale"]
         if codes.dtype == torch.float8_e4m3fn:

@@ -48,8 +48,13 @@ class Format(ABC):
 
     @property
     def stays(self) -> bool:
-        """Whether a CPU multiplies the codes as they are: whole numbers, in groups of neighbours (``stored.py``)."""
+        """Whether a CPU multiplies the codes as they are: whole numbers (``stored.py``)."""
         return True
+
+    @property
+    def reorders(self) -> bool:
+        """Whether the inputs of a group need not be neighbours (act-order)."""
+        return False
 
     @property
     def packs(self) -> bool:

@@ -53,8 +53,8 @@ class GPTQ(Format):
         return ".qweight", 32 // self.bits
 
     @property
-    def stays(self) -> bool:
-        return True
+    def reorders(self) -> bool:
+        return self.act_order and self.group_len > 0
 
     def matrix(self, parts: Parts) -> Quantised:
         middle, most = 1 << (self.bits - 1), (1 << self.bits) - 1

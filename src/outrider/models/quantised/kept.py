@@ -28,7 +28,7 @@ class KeptFolder(TensorSource):
     instead: str
     """How matrices are multiplied that cannot be kept, for the warning."""
 
-    def __init__(self, folder: QuantisedFolder, *, reorders: bool) -> None:
+    def __init__(self, folder: QuantisedFolder, *, reorders: bool = True) -> None:
         """With ``reorders``, a product may have its columns in another order than the model has the inputs (act-order)."""
         self.origin, self._folder, self._reorders = folder.origin, folder, reorders
         self._ready: dict[str, tuple[Tensor, tuple[int, ...]]] = {}

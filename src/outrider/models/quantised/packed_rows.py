@@ -93,11 +93,9 @@ class PackedFolder(KeptFolder):
 
     instead = "16 bits"
 
-    def __init__(
-        self, folder: QuantisedFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16, *, reorders: bool = True
-    ) -> None:
+    def __init__(self, folder: QuantisedFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         """``dtype`` of the activations."""
-        super().__init__(folder, reorders=reorders)
+        super().__init__(folder)
         self.rows, self._device = PackedRows(dtype), device
 
     def keep(self, matrices: Mapping[str, Quantised], order: Tensor | None) -> dict[str, Tensor] | None:
