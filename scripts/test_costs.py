@@ -114,7 +114,7 @@ def run_tests(paths: list[str], jobs: int, timeout: float, folder: Path, counts_
     places = [str(ROOT / "src"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ, "TEST_COSTS": str(folder), "TEST_LINES": "1" if counts_lines else "", "OMP_NUM_THREADS": "1",
-        "PYTEST_PLUGINS": "test_costs", "PYTHONPATH": os.pathsep.join(places),
+        "PYTEST_PLUGINS": "test_costs", "PYTHONPATH": os.pathsep.join(places), "PYTHONDONTWRITEBYTECODE": "",
     }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "worksteal", "-p", "no:cacheprovider", *paths]
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as tests:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_forced_rejection import SCHEDULES, Cut
 from test_methods import EOS, PROMPTS
+from tiers import in_turn
 from tiny_pair import VOCAB, tiny_model
 from toy_codecs import toy_translation
 
@@ -23,9 +24,9 @@ from outrider.engine.step import Engine
 from outrider.methods import METHODS, RULES, compose
 
 ROWS = [name for name, row in METHODS.items() if not row.drafter.waits]
-SEEDED = SamplingParams(max_tokens=14, temperature=0.8, seed=3, ignore_eos=True)
-COUNTED = SamplingParams(max_tokens=19, temperature=0.6, top_p=0.9, seed=5, repetition_penalty=1.2, min_tokens=6)
-GREEDY = SamplingParams(max_tokens=9, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=9, temperature=0.8, seed=3, ignore_eos=True)
+COUNTED = SamplingParams(max_tokens=12, temperature=0.6, top_p=0.9, seed=5, repetition_penalty=1.2, min_tokens=6)
+GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +72,12 @@ def test_rounds_are_those_of_drafting_in_turns(target, draft, name: str, rule: s
     assert rounds_of(ours) == rounds_of(served(target, made(name, target, draft, rule=rule)))
 
 
-@pytest.mark.parametrize("schedule", ["in turn", "chance"])
-def test_a_verdict_may_stop_anywhere(target, draft, schedule: str) -> None:
-    for name in ("draft-model", "best-first"):
-        plain = [state.output_ids for state in served(target, compose("plain", target))]
-        method = made(name, target, draft, beside=True)
-        cut = Method(method.drafter, Cut(method.rule, SCHEDULES[schedule]), method.policy)
-        assert [state.output_ids for state in served(target, cut)] == plain, name
+@pytest.mark.parametrize(("name", "schedule"), in_turn(("draft-model", "best-first"), ("in turn", "chance")))
+def test_a_verdict_may_stop_anywhere(target, draft, name: str, schedule: str) -> None:
+    plain = [state.output_ids for state in served(target, compose("plain", target))]
+    method = made(name, target, draft, beside=True)
+    cut = Method(method.drafter, Cut(method.rule, SCHEDULES[schedule]), method.policy)
+    assert [state.output_ids for state in served(target, cut)] == plain
 
 
 @pytest.mark.parametrize("name", ["draft-model", "draft-tree"])

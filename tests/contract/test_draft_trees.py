@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from fresh_prefill import assert_fresh
 from markov import Markov
 from test_methods import EVERYTHING, PROMPTS, SAMPLED, serve, tokens
-from tiers import in_turn
+from tiers import in_turn, repeats
 from tiny_pair import VOCAB, tiny_model
 
 from outrider.acceptance import Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal
@@ -152,7 +153,7 @@ def test_a_stochastic_beam_is_refused_by_rules_that_look_below_first(draft) -> N
 
 # --- sampled trees keep the law of the target -------------------------------------------------------------------------
 
-SIZE, LENGTH, BATCH, ROUNDS = 3, 3, 5000, 6
+SIZE, LENGTH, BATCH = 3, 3, 5000
 P, Q = ((torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) * 1.5).log_softmax(-1) for seed in (1, 2))
 
 
@@ -161,10 +162,16 @@ def law_of_texts() -> torch.Tensor:
     return torch.tensor([math.exp(sum(float(P[a, b]) for a, b in itertools.pairwise((0, *text)))) for text in texts])
 
 
+@cache
+def one_sampler() -> Sampler:
+    """The sampler of all rounds: whose text is sampled does not matter."""
+    return Sampler([RequestState.of(Request([0], SamplingParams(temperature=1.0)))] * BATCH, SIZE, torch.device("cpu"))
+
+
 def emitted(drafter: Drafter, rule: AcceptanceRule, *, first_seed: int) -> torch.Tensor:
     """[BATCH, LENGTH] one round from token 0 with real random numbers, continued from P."""
-    sampler = Sampler([RequestState.of(Request([0], SamplingParams(temperature=1.0)))] * BATCH, SIZE, torch.device("cpu"))
     noise = Noise(torch.arange(BATCH) + first_seed, torch.zeros(BATCH, dtype=torch.int64))
+    sampler = one_sampler()
     context = Context([[0]] * BATCH, sampler, noise, torch.device("cpu"))
     drawn = drafter.propose(drafter.start([[0]] * BATCH, {}), context, Plan((LENGTH,) * BATCH, (9,) * BATCH))
     verdict = rule.walk(drawn, sampler.law(P[drawn.tree.tokens], drawn.tree, noise), noise)
@@ -181,11 +188,12 @@ def emitted(drafter: Drafter, rule: AcceptanceRule, *, first_seed: int) -> torch
 def assert_law(drafter: Drafter, rule: AcceptanceRule) -> None:
     """The texts of many rounds are distributed as the target's, by a chi-square test."""
     counts = torch.zeros(SIZE**LENGTH)
-    for number in range(ROUNDS):
+    rounds = repeats(3, of=6)
+    for number in rounds:
         texts = emitted(drafter, rule, first_seed=10**6 * (number + 1))
         codes = (texts * SIZE ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
         counts += torch.bincount(codes, minlength=len(counts))
-    expected = law_of_texts() * BATCH * ROUNDS
+    expected = law_of_texts() * BATCH * len(rounds)
     chi_square, freedom = float(((counts - expected) ** 2 / expected).sum()), len(counts) - 1
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
 

@@ -180,6 +180,8 @@ def test_there_was_something_to_cut(target, draft) -> None:
         method = compose(name, target, draft=draft, options={"num_draft_tokens": 5})
         seen: set[int] = set()
         for stop in SCHEDULES.values():
+            if seen >= {0, 1, 2}:
+                break
             rule = Cut(method.rule, stop)
             run_all(target, Method(method.drafter, rule, method.policy), PARAMS["greedy"])
             seen |= rule.depths
@@ -262,6 +264,7 @@ def test_every_draft_model_is_found(target, draft) -> None:
         for depth in (0, 1)
     ],
 )
+@pytest.mark.usefixtures("remembered_plans")
 def test_the_law_survives_a_cut_at_any_depth(rule: type[AcceptanceRule], draws: Draws, depth: int) -> None:
     """By enumeration, for rules that keep the law and not the text: what is cut off may have been why it was accepted."""
     shapes = [chain(2)] if rule.shape is Shape.CHAIN else [chain(2), TREES["ragged"]]

@@ -14,6 +14,7 @@ from fresh_prefill import assert_always_fresh
 from markov import Markov
 from test_methods import EVERYTHING, SAMPLED
 from thinned import LAYERS, VOCAB, thinned_model
+from tiers import in_turn
 
 from outrider.core.draft import Draft, Draws
 from outrider.core.errors import CompositionError, OptionError
@@ -204,19 +205,18 @@ PERFECT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("params", ["greedy", "sampled"])
+@pytest.mark.parametrize(("way", "params"), in_turn(("alone", "together"), ("greedy", "sampled")))
 @pytest.mark.parametrize("name", list(PERFECT))
-def test_a_part_that_is_as_good_as_the_whole_is_never_wrong(name: str, params: str) -> None:
+def test_a_part_that_is_as_good_as_the_whole_is_never_wrong(name: str, way: str, params: str) -> None:
     """Where the sublayers left out do nothing, every guess is accepted, in ragged batches and at any temperature."""
     row, options, idle = PERFECT[name]
     target = thinned_model(**idle)
-    method = compose(row, target, options=options)
-    expected = tokens(serve(target, compose("plain", target), PARAMS[params]))
-    for batch, count in ((1, 2), (4, 6)):
-        states = serve(target, method, PARAMS[params], PROMPTS[:count], batch=batch)
-        assert tokens(states) == expected[:count]
-        passes = sum(-(-s.num_output // 6) for s in states)  # 5 guesses and the bonus
-        assert sum(s.stats.num_passes for s in states) == passes
+    batch, prompts = (1, PROMPTS[:2]) if way == "alone" else (4, PROMPTS)
+    expected = tokens(serve(target, compose("plain", target), PARAMS[params], prompts, batch=8))
+    states = serve(target, compose(row, target, options=options), PARAMS[params], prompts, batch=batch)
+    assert tokens(states) == expected
+    passes = sum(-(-s.num_output // 6) for s in states)  # 5 guesses and the bonus
+    assert sum(s.stats.num_passes for s in states) == passes
 
 
 def test_kangaroo_keeps_the_unsure_guess() -> None:

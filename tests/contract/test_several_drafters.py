@@ -13,6 +13,7 @@ from markov import Markov
 from test_draft_trees import SIZE, Q, assert_law, emitted
 from test_rules_exact import EXACT, TREES
 from test_rules_vectorised import case_of, row_verdict
+from tiers import repeats
 from toy_laws import (
     DRAFT_LANE,
     Experiment,
@@ -74,7 +75,7 @@ def models_of(seed: int, vocab_size: int, count: int, *, cut: bool = False) -> t
 @pytest.mark.parametrize(("num_models", "cut"), [(2, False), (2, True), (3, False)])
 def test_recursive_is_exact_for_siblings_of_different_drafters(shape: str, draws: Draws, num_models: int, cut: bool) -> None:
     large = len(TREES[shape]) > 5
-    for seed in range(1 if large else 3):
+    for seed in repeats(1, of=1 if large else 3):
         vocab_size = 2 if large else 3
         p, models = models_of(seed, vocab_size, num_models, cut=cut)
         drafter = taking_turns(p, models, TREES[shape], draws)
@@ -118,7 +119,7 @@ def test_the_check_rejects(bug) -> None:
 @pytest.mark.parametrize("num_models", [1, 2, 3])
 def test_walk_is_walk_row_with_several_laws(draws: Draws, num_models: int) -> None:
     lengths = set()
-    for seed in range(120):
+    for seed in repeats(30, of=120):  # those of the other rules, made once
         case = case_of(seed, is_chain=False)
         if case.draft.q is None:
             continue
