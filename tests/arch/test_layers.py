@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -184,9 +184,9 @@ def _homes() -> dict[str, str]:
     return {name: layer_of(path) for path in FILES if layer_of(path) in rooms for name in _class_names(path) - elsewhere}
 
 
-def _asked_for(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
+def _asked_for(tree: Iterable[ast.AST]) -> Iterator[tuple[int, set[str]]]:
     """Lines that ask for classes, by ``isinstance``, ``issubclass`` or a pattern of ``match``, with the names they ask for."""
-    for node in ast.walk(tree):
+    for node in tree:
         asked: ast.AST | None = node.cls if isinstance(node, ast.MatchClass) else None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
             asked = node.args[1]
@@ -198,7 +198,7 @@ def _asked_for(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
 
 
 def _asks_for_a_part(path: Path) -> Iterator[str]:
-    for line, names in _asked_for(parsed(path)):
+    for line, names in _asked_for(nodes(path)):
         foreign = {name for name in names & set(_homes()) if _homes()[name] != layer_of(path)}
         if foreign:
             yield f"line {line} asks for {foreign}"
@@ -213,7 +213,7 @@ def test_nobody_asks_for_a_part_by_its_class() -> None:
 def test_asking_for_a_class_is_seen_in_every_form() -> None:
     for text in ("isinstance(x, Coupled)", "isinstance(x, (int, rules.Coupled))", "issubclass(type(x), Coupled)",
                  "match x:\n    case Coupled(): ...", "match x:\n    case rules.Coupled(): ..."):  # fmt: skip
-        assert any("Coupled" in names for _, names in _asked_for(ast.parse(text))), text
+        assert any("Coupled" in names for _, names in _asked_for(ast.walk(ast.parse(text)))), text
 
 
 def test_public_names_are_pinned() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import pytest
-import torch
+from fresh_prefill import assert_near
 from test_methods import EOS, PROMPTS, make, pairs  # noqa: F401 (a fixture)
 from test_rules_exact import CASES, EXACT, TREES
 from tiers import repeats
@@ -221,7 +221,7 @@ def check_cache(model: Target, cache: Any, batch: Batch, *, lag: int | None) -> 
             assert missing >= 0 and (lag is None or missing == lag)
         used = min(length, fresh.lengths[row])
         for mine, other in zip([*cache.keys, *cache.values], [*fresh.keys, *fresh.values], strict=True):
-            torch.testing.assert_close(mine[row, :, :used], other[row, :, :used], atol=1e-5, rtol=1e-5)
+            assert_near(mine[row, :, :used], other[row, :, :used])
 
 
 @pytest.mark.parametrize(("name", "schedule"), schedules_in_turn())

@@ -367,7 +367,7 @@ def test_forced_text_is_a_draft(
     name, options = case
     method, texts, passes = llm.compose(name, **options), list[list[int]](), list[int]()
     for grammar in (Unforced(grammars["json"]), grammars["json"]):
-        params = [SamplingParams(**sampled, grammar=grammar), SamplingParams(**sampled)]
+        params = [SamplingParams(**sampled, grammar=grammar), SamplingParams(**{**sampled, "max_tokens": 20})]
         outputs = llm.generate([PROMPT, PROMPT], params, method=method)
         texts.append(outputs[0].token_ids + outputs[1].token_ids)
         passes.append(outputs[0].stats.num_passes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import in_turn
 
 from outrider import LLM, SamplingParams
 from outrider.core.interfaces import Cache
@@ -34,8 +35,13 @@ def served(llm: LLM, states: Sequence[RequestState], slots: Slots, *, every: int
     return [list(state.output_ids) for state in states]
 
 
-@pytest.mark.parametrize("method", ["plain", "draft-model", "prompt-lookup", "early-exit", "best-first"])
-def test_texts_are_those_of_requests_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+SLOTS = (Slots(), Slots(prefill_tokens=24), Slots(max_rows=2, prefill_tokens=100, reading_rounds=1e6))
+
+
+@pytest.mark.parametrize(
+    ("method", "slots"), in_turn(("plain", "draft-model", "prompt-lookup", "early-exit", "best-first"), SLOTS)
+)
+def test_texts_are_those_of_requests_alone(method: str, slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     """However prompts are cut, and in whatever order requests come."""
     llm = LLM(method=method, **({} if method == "plain" else {"num_draft_tokens": 3}))
     params = SamplingParams(max_tokens=24, temperature=0.8, seed=5, ignore_eos=True)
@@ -49,11 +55,9 @@ def test_texts_are_those_of_requests_alone(method: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(llm.target, "score_and_read", score_and_read)
     order = [2, 0, 4, 1, 3]
-    for slots in (Slots(), Slots(prefill_tokens=24), Slots(max_rows=2, prefill_tokens=100, reading_rounds=1e6)):
-        sizes.clear()
-        states = [RequestState.of(request) for request in llm.requests([PROMPTS[n] for n in order], params)]
-        assert served(llm, states, slots) == [alone[n] for n in order]
-        assert sizes and max(sizes) <= slots.prefill_tokens, "prompts were read beside those who run"
+    states = [RequestState.of(request) for request in llm.requests([PROMPTS[n] for n in order], params)]
+    assert served(llm, states, slots) == [alone[n] for n in order]
+    assert sizes and max(sizes) <= slots.prefill_tokens, "prompts were read beside those who run"
 
 
 def test_a_pass_that_reads_scores_and_taps_alike() -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from recurrence import EXACT, FAMILIES, delta_value, exact_model, fed_one_by_one, one_by_one, random_tree, some_path, written
+from tiers import repeats
 
 from outrider.cache.recurrent import RecurrentCache
 from outrider.cache.replay import Steps, replayed
@@ -114,12 +115,12 @@ def test_a_tree_can_be_grown_level_by_level(model: RecurrentDecoder) -> None:
 
 
 def test_random_commits_leave_what_one_by_one_would_have_left(model: RecurrentDecoder) -> None:
-    """Ragged rows, empty and full paths, rows that leave, come back and go back: 30 rounds, over many replays."""
+    """Ragged rows, empty and full paths, rows that leave, come back and go back, over many replays."""
     rng, texts = random.Random(4), [LONG[:20], LONG[20:23], LONG[30:90]]
     cache = model.new_cache(3)
     model.prefill(texts, cache)
     texts = [list(text) for text in texts]
-    for round_ in range(30):
+    for round_ in repeats(18, of=30):
         tree = TokenTree.of_rows([random_tree(100 * round_ + row, rng.choice((1, 3, 11))) for row in range(3)])
         model.score(tree, cache)
         paths = [some_path(tree, row, 7 * round_ + row) for row in range(3)]

@@ -16,13 +16,18 @@ from outrider.core.params import SamplingParams
 from outrider.methods import compose
 from outrider.models.heads.frozen import RoundedHeadLinear, quicken
 
+PARAMS = SamplingParams(max_tokens=6, temperature=0.8, seed=4)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return tokens(serve(TARGET, compose("plain", TARGET), PROMPTS[:4], PARAMS))
+
 
 @pytest.mark.parametrize("kind", list(CHANGES))
-def test_the_text_stays(kind: str, tmp_path: Path) -> None:
-    params = SamplingParams(max_tokens=6, temperature=0.8, seed=4)
-    expected = tokens(serve(TARGET, compose("plain", TARGET), PROMPTS[:4], params))
+def test_the_text_stays(kind: str, expected: list[list[int]], tmp_path: Path) -> None:
     method = compose(kind, TARGET, options={"heads": random_heads(kind, tmp_path), "bits": 8})
-    assert tokens(serve(TARGET, method, PROMPTS[:4], params, batch=3)) == expected
+    assert tokens(serve(TARGET, method, PROMPTS[:4], PARAMS, batch=3)) == expected
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.26), (4, 0.14)])
