@@ -1,6 +1,6 @@
 """Quantised checkpoints on a GPU at 8B shapes: plain and speculative tokens per second against bf16 and against the floor.
 
-    PYTHONPATH=src python benchmarks/gpu_quantised.py [--json FILE] [--tokens 128] [--repeats 5]
+    PYTHONPATH=src python benchmarks/gpu_quantised.py [--json FILE] [--tokens 128] [--repeats 5] [--forms nf4 ...]
 
 The models are the bundled pair, inflated (recipes/inflate.py). The target's matrices are rounded on the device to the form
 that a checkpoint has. Its head and the draft model stay in bf16, as in the checkpoints people have. Every form is first checked
@@ -42,6 +42,7 @@ from outrider.models.gpu.small_batch_matmul import product, reference_product  #
 from outrider.models.gpu.tiles import Kind, tile_for  # noqa: E402
 from outrider.models.packed import GROUP, LayerMatrices, Packed  # noqa: E402
 from outrider.models.planes import UNIT, Planes, together  # noqa: E402
+from outrider.models.quantised.float8 import round_inputs  # noqa: E402
 from outrider.models.quantised.packed_rows import PackedRows  # noqa: E402
 
 BF16 = "bf16"
@@ -133,6 +134,8 @@ FORMS: dict[str, Callable[[Tensor], FewBits]] = {
     "int4 (AWQ)": with_zeros,
     "fp8 blocks": float_blocks,
     "fp8 outputs": float_outputs,
+    "fp8 blocks, w8a8": lambda weight: replace(float_blocks(weight), rounds_inputs=True),
+    "fp8 outputs, w8a8": lambda weight: replace(float_outputs(weight), rounds_inputs=True),
     "nf4": from_table,
     "GGUF Q8_0": eight_bits,
     "GGUF Q4_K": four_bits_in_steps,
@@ -173,10 +176,12 @@ def check(name: str, pack: Callable[[Tensor], FewBits]) -> dict[str, Any]:
     draw = torch.Generator("cuda").manual_seed(1)
     packed = pack(torch.randn(512, 4096, generator=draw, device="cuda").bfloat16() / 8)
     x = torch.randn(128, 4096, generator=draw, device="cuda").bfloat16()
+    rounds_inputs = isinstance(packed, Packed) and packed.rounds_inputs
+    inputs = multiplied_inputs(x) if rounds_inputs else x
     worst, same, lone = 0.0, True, None
     for kind in Kind:
         gated = kind is Kind.GATED
-        expected = reference_product(x, packed.unpacked(torch.float32), gated=gated)
+        expected = reference_product(inputs, packed.unpacked(torch.float32), gated=gated)
         first = None
         for count in (1, 5, 8, 16, 32, 64):
             y = multiply(x[:count], packed, kind)
@@ -185,8 +190,9 @@ def check(name: str, pack: Callable[[Tensor], FewBits]) -> dict[str, Any]:
             whole = (y.sum(0) if y.dim() == 3 else y).float()
             worst = max(worst, float((whole - expected[:count]).norm() / expected[:count].norm()))
         wide = multiply(x, packed, kind).float()
+        wide = wide.sum(0) if wide.dim() == 3 else wide
         worst = max(worst, float((wide - expected).norm() / expected.norm()))
-        if not isinstance(packed, Packed):
+        if not isinstance(packed, Packed) or rounds_inputs:
             continue  # there is one kernel
         tile = tile_for(kind, 8, 256 if gated else 512, bits=packed.bits)
         y = product(x[:8], packed, tile=tile, gated=gated)
@@ -197,6 +203,12 @@ def check(name: str, pack: Callable[[Tensor], FewBits]) -> dict[str, Any]:
         flush=True,
     )
     return {"error": worst, "error_without_ring": lone, "same_bits": same}
+
+
+def multiplied_inputs(x: Tensor) -> Tensor:
+    """Inputs as products in 8 bits multiply them."""
+    codes, steps = round_inputs(x)
+    return codes.float() * steps.repeat_interleave(GROUP, -1)
 
 
 Runs = dict[tuple[str, str], list[RequestState]]
@@ -313,6 +325,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
+    parser.add_argument("--skip-experts", action="store_true")
     parser.add_argument("--check", action="store_true", help="check the products and time experts only")
     arguments = parser.parse_args()
     rows, more = dict[str, dict[str, Any]](), dict[str, Any]()
@@ -323,22 +337,26 @@ def main() -> None:
         if arguments.json:
             arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
-    more["checks"] = {name: check(name, pack) for name, pack in FORMS.items()}
-    with torch.inference_mode():
-        more["experts"] = expert_layers(GPT_OSS, "mxfp4", in_mxfp4)
-        more["experts of few bits"] = {name: expert_layers(QWEN3, name, pack) for name, pack in FORMS.items()}
+    forms = {name: FORMS[name] for name in arguments.forms}
+    more["checks"] = {name: check(name, pack) for name, pack in forms.items()}
+    if not arguments.skip_experts:
+        with torch.inference_mode():
+            more["experts"] = expert_layers(GPT_OSS, "mxfp4", in_mxfp4)
+            few = {name: pack for name, pack in forms.items() if "w8a8" not in name}  # inputs of experts keep 16 bits
+            more["experts of few bits"] = {name: expert_layers(QWEN3, name, pack) for name, pack in few.items()}
     keep()
     if not arguments.check:
         bench = Bench(context=1024)
         bench.targets[BF16], bench.drafts[BF16] = bench.targets["fast"], bench.drafts["fast"]
         bench.rounds[BF16] = bench.rounds["fast"]
         hold_few(bench.targets[BF16], bench.drafts[BF16])
-        for name, pack in FORMS.items():
-            bench.targets[name] = FastDecoder(bench.config, rounded_weights(bench.weights, pack))
+        for name, pack in forms.items():
+            numerics = "invariant" if "w8a8" in name else "fast"
+            bench.targets[name] = FastDecoder(bench.config, rounded_weights(bench.weights, pack), numerics=numerics)
             bench.drafts[name] = FastDecoder(bench.draft_config, bench.draft_weights)
             hold_few(bench.targets[name], bench.drafts[name])
             bench.rounds[name] = Rounds(bench.targets[name])
-        for mode in (BF16, *FORMS):
+        for mode in (BF16, *forms):
             floor = bench.targets[mode].weights.bytes_read / BANDWIDTH * 1e3
             rows[mode] = {"form": mode, "floor_ms": floor} | {f"{n} nodes": ms for n, ms in passes(bench.targets[mode]).items()}
             print(json.dumps(rows[mode]), flush=True)

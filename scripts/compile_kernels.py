@@ -1,6 +1,6 @@
 """Compile the GPU's kernels for Hopper on a machine without a GPU: what does not compile is found before a device is at hand.
 
-    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide] [recurrent] [codes]
+    PYTHONPATH=src python scripts/compile_kernels.py [sampler] [families] [quantised] [wide] [recurrent] [codes] [float8]
 
 Needs triton. Launches are replaced by compilation alone, so results mean nothing and nothing is compared; tests/unit interprets
 the same kernels for that, and tests/gpu runs them.
@@ -163,6 +163,22 @@ def quantised() -> None:
     experts_of_few_bits(depth)
 
 
+def float8() -> None:
+    """Products of e4m3 floats with rounded inputs: few rows and many, with the copy engine and without."""
+    from outrider.models.gpu.finish import SILU, Finish
+    from outrider.models.gpu.float8_matmul import float8_product, float8_tile
+    from outrider.models.gpu.tiles import Kind
+    from outrider.models.packed import Packed
+
+    outputs, depth = 512, 1024
+    floats = torch.zeros(outputs, depth, dtype=torch.float8_e4m3fn)
+    forms = [Packed(floats, torch.ones(groups, outputs), rounds_inputs=True) for groups in (1, depth // 128)]
+    for (count, packed), kind in pairs(pairs((1, 16, 64, 256), forms), Kind):
+        x, gated = torch.zeros(count, depth, dtype=torch.bfloat16), kind is Kind.GATED
+        tile = float8_tile(kind, count, outputs // 2 if gated else outputs, gated=gated)
+        float8_product(x, packed, tile=tile, gated=gated, finish=SILU if gated else Finish("none"))
+
+
 def stored_blocks(x: torch.Tensor) -> None:
     """Products of every kind with matrices of every storage type of GGUF, and rows of them written out."""
     from outrider.models.gguf.quants import STORAGE_TYPES
@@ -301,7 +317,7 @@ def recurrent() -> None:
 
 def main() -> None:
     parts = {"sampler": sampler, "families": families, "quantised": quantised, "wide": wide, "recurrent": recurrent}
-    parts["codes"] = codes
+    parts |= {"codes": codes, "float8": float8}
     driver.set_active(NoDevice())
     limits.HOPPER = True  # before the modules with kernels take it over
     JITFunction.__getitem__ = compile_only

@@ -185,6 +185,6 @@ def test_groups_that_ranks_would_cut_are_named(tmp_path: Path) -> None:
         units_of(path, narrow, SIZE, "stored", GPU, fast=True)
     with pytest.raises(OptionError, match="its heads do not come in groups of 32"):
         units_of(path, lean_config(path), 4, "stored", GPU, fast=True)
-    with pytest.raises(OptionError, match="inputs are rounded on a CPU alone"):
+    with pytest.raises(OptionError, match="ranks of GPUs do not round inputs"):
         units_of(path, lean_config(path), SIZE, "w8a8", GPU, fast=True)
     assert units_of(path, lean_config(path), SIZE, "bfloat16", GPU, fast=True) == Units()

@@ -128,5 +128,5 @@ def test_speculative_text_is_plain_text(dtype: str, temperature: float) -> None:
 def test_without_the_native_pass_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"int4.*on a CPU it needs the native pass"):
         load_model(folder_of(tmp_path / "few"), dtype="int4", device="cpu", fast=False)
-    with pytest.raises(OptionError, match=r"w8a8.*use the native pass of a CPU.*int8"):
+    with pytest.raises(OptionError, match=r"w8a8.*the native pass of a CPU.*int8"):
         load_model(folder_of(tmp_path / "eight"), dtype="w8a8", device="cpu", fast=False)

@@ -25,7 +25,7 @@ class Speed:
     bits: int
     page_len: int
     rounds_inputs: bool = False
-    """Whether inputs are rounded to 8 bits too, for integer products (``dtype="w8a8"``)."""
+    """Whether inputs are rounded to 8 bits too (``dtype="w8a8"``)."""
     float_inputs: bool = False
     """Whether inputs stay floats in products with stored matrices (``dtype="stored-exact"``)."""
 
@@ -40,8 +40,9 @@ def refuse(speed: Speed) -> None:
         )
     if speed.rounds_inputs:
         raise OptionError(
-            "dtype = 'w8a8' is not available for this model here; use the native pass of a CPU (fast=True) "
-            "and matrices with inputs in groups of 32, or dtype = 'int8', which rounds the weights alone"
+            "dtype = 'w8a8' is not available for this model here; use the native pass of a CPU (fast=True) and inputs in "
+            "groups of 32. On a GPU use one with compute capability 8.9 or later, and a model whose gpu path in "
+            "`outrider info` is the fast decoder. Elsewhere use dtype = 'int8', which rounds the weights alone"
         )
     if speed.bits != 16:
         on_cpu = "; on a CPU it needs the native pass, and dtype = 'int8' does not" if speed.bits == 4 else ""

@@ -9,7 +9,8 @@ from outrider.models.native import auto_types
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROUNDED_INPUTS = "w8a8"
-"""8-bit weights, with activations rounded to 8 bits for every product, 32 at a time, as in a Q8_0 file (CPU)."""
+"""8-bit weights, with activations rounded to 8 bits for every product. On a CPU 32 of them share a scale, as in a Q8_0 file. On
+a GPU they are e4m3 floats, and 128 share a power of two (``quantised/float8.py``)."""
 EIGHT_BITS = "int8"
 """8-bit weights with a scale for every output."""
 FEW_BITS = {EIGHT_BITS: 8, "int4": 4, ROUNDED_INPUTS: 8}

@@ -27,6 +27,7 @@ from outrider.models.gguf.stored import is_fast_as_stored, stored_tensors
 from outrider.models.gpu import check_numerics, gpu_decoder
 from outrider.models.host_side import check_mps, host_side
 from outrider.models.native import fastest_decoder, floats_kept, native_decoder
+from outrider.models.quantised.float8 import float8_decoder
 from outrider.models.quantised.folder import checkpoint
 from outrider.models.quantised.formats import format_of
 from outrider.models.quantised.gguf_planes import gguf_planes, why_not_on_gpu
@@ -50,10 +51,10 @@ def load_model(
     """The model called ``name``.
 
     ``dtype`` None or "auto" picks the fastest safe type. The types "int8" and "int4" round the weights and so change the
-    model; "w8a8" also rounds the inputs of every product. Quantised matrices are kept by "auto" if the device has a product
-    for them; those of GGUF files are dequantised on a GPU. Any other type dequantises. The type "stored" requires that they
-    are kept. On a CPU inputs are rounded to 8 bits then; on a GPU a weight is rounded to bfloat16 in the product.
-    On a CPU "stored-exact" keeps the matrices and does not round inputs, so scores are those of "float32".
+    model; "w8a8" also rounds the inputs of products, to e4m3 floats on a GPU. Quantised matrices are kept by "auto" if the
+    device has a product for them; those of GGUF files are dequantised on a GPU. Any other type dequantises, but "w8a8" keeps
+    e4m3 floats there. The type "stored" requires that they are kept. On a CPU inputs are rounded to 8 bits then; on a GPU a
+    weight is rounded to bfloat16. "stored-exact" (CPU) rounds no inputs: scores are those of "float32".
 
     ``max_len`` opens a model whose rotary scaling depends on the context (longrope, dynamic) for more than its original
     length. ``fast`` False takes the plain PyTorch decoder even if a faster one exists. ``numerics`` "invariant" requires
@@ -92,10 +93,11 @@ def _load(source: Source, dtype: str | None, place: torch.device, *, max_len: in
         return HFModel.load(path, dtype=dtype_used, device=place, max_len=max_len, trust_remote_code=trusted)
     folder = checkpoint(path, raw)
     ids = spoken_ids(raw, folder)
-    if wanted is None and ids is None and (kept := _kept(config, folder, place, max_len=max_len, speed=speed)) is not None:
+    stays = ids is None and (wanted is None or (speed.rounds_inputs and place.type == "cuda"))
+    if stays and (kept := _kept(config, folder, place, max_len=max_len, speed=speed)) is not None:
         return kept
-    dtype_used = wanted or auto_dtype(config.dtype, place)
-    return _decoder(config, folder, dtype=dtype_used, device=place, max_len=max_len, speed=speed, ids=ids)
+    used = wanted or auto_dtype(config.dtype, place)
+    return _decoder(config, folder, dtype=used, device=place, max_len=max_len, speed=speed, ids=ids)
 
 
 def lean_config(path: Path) -> ModelConfig:
@@ -211,7 +213,7 @@ def _kept(
     config = config if max_len is None else replace(config, max_len=max_len)
     if device.type == "cpu":
         return stored_decoder(config, folder, speed) if speed.fast else None
-    weights = packed_weights(config, folder, device) if speed.fast else None
+    weights = packed_weights(config, folder, device, rounds_inputs=speed.rounds_inputs) if speed.fast else None
     return None if weights is None else _of_weights(config, weights, speed)
 
 
@@ -236,7 +238,9 @@ def _decoder(
 
 def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredTarget:
     on_gpu, device = None, weights.embedding.device
-    if speed.fast and not speed.rounds_inputs:
+    if speed.fast and speed.rounds_inputs:
+        on_gpu = float8_decoder(config, weights, numerics=speed.numerics, page_len=speed.page_len)
+    elif speed.fast:
         on_gpu = gpu_decoder(config, weights, numerics=speed.numerics, bits=speed.bits, page_len=speed.page_len)
     if on_gpu is not None:
         return on_gpu
@@ -249,8 +253,7 @@ def _of_weights(config: ModelConfig, weights: Weights, speed: Speed) -> LayeredT
         decoder = fastest_decoder(config, weights, speed.bits, page_len=speed.page_len)
     else:
         decoder = Decoder(config, weights, speed.page_len, bits=speed.bits)
-    if not decoder.traits.is_invariant:
-        refuse(replace(speed, bits=16))
+    refuse(Speed(speed.fast, "auto" if decoder.traits.is_invariant else speed.numerics, 16, 0))
     return decoder
 
 

@@ -48,6 +48,8 @@ class Packed(FewBits):
     """[16] float32 values of the 4-bit codes; None for integers and e2m1 floats."""
     order: Tensor | None = None
     """[in] the input that each column multiplies; None where columns are in order. Matrices with one order share the tensor."""
+    rounds_inputs: bool = False
+    """Whether inputs are rounded to e4m3 floats, too, for products of the tensor cores (``quantised/float8.py``)."""
 
     @property
     def bits(self) -> int:
@@ -108,7 +110,8 @@ class Packed(FewBits):
     @property
     def form(self) -> tuple[object, ...]:
         order = None if self.order is None else self.order.data_ptr()
-        return self.data.dtype, self.scales.dtype, self.group_len, self.zeros is None, self.values, order
+        kind = self.data.dtype, self.scales.dtype, self.rounds_inputs
+        return *kind, self.group_len, self.zeros is None, self.values, order
 
     @property
     def device(self) -> torch.device:

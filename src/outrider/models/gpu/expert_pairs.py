@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.gpu.small_batch_matmul import activated
+from outrider.models.gpu.finish import activated
 
 
 @triton.jit

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.models.gpu.finish import ACTIVATIONS
-from outrider.models.gpu.small_batch_matmul import activated
+from outrider.models.gpu.finish import ACTIVATIONS, activated
 
 _BLOCK = 2048
 

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from outrider.models.few_bits import FewBits
 from outrider.models.gpu import launch
-from outrider.models.gpu.finish import ACTIVATIONS, Finish
+from outrider.models.gpu.finish import ACTIVATIONS, Finish, store_sums
 from outrider.models.gpu.launch import begin, end
 from outrider.models.gpu.limits import stages_that_fit
-from outrider.models.gpu.small_batch_matmul import finished
 from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tiles import Kind, num_parts
 from outrider.models.planes import UNIT, Planes
@@ -155,9 +154,7 @@ def planes_product(
             total_up = tl.dot(below.to(low_x.dtype), low_x, total_up, input_precision="ieee")
             total_up = tl.dot(above.to(low_x.dtype), high_x, total_up, input_precision="ieee")
     end(EARLY)
-    total = finished(total, total_up, bias, outputs, num_outputs, is_output, GATED, ACTIVATION, HAS_BIAS)
-    out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]
-    tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
+    store_sums(total, total_up, bias, bias, out, rows, outputs, num_rows, num_outputs, part, GATED, ACTIVATION, HAS_BIAS, False)
 
 
 @triton.jit

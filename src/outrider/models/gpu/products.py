@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.models.few_bits import FewBits
 from outrider.models.gpu.finish import SILU, Finish
+from outrider.models.gpu.float8_matmul import multiply_float8
 from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.grouped import packed_in_sixteen
 from outrider.models.gpu.limits import can_multiply_wide, can_ring
@@ -37,6 +38,9 @@ def multiply(
     gated = kind is Kind.GATED if gated is None else gated
     own = finish or (SILU if gated else Finish("none"))
     is_plain = own.bias is None and own.activation == ("silu" if gated else "none")
+    if isinstance(weight, Packed) and weight.rounds_inputs:
+        head = torch.float32 if kind is Kind.HEAD else x.dtype
+        return multiply_float8(x, weight, kind, gated=gated, finish=own, out_dtype=head)
     if isinstance(weight, Stacked) or (isinstance(weight, Packed) and not is_plain):
         pieces = weight.pieces if isinstance(weight, Stacked) else (weight,)
         return _multiply_pieces(x, pieces, kind, exact=exact, finish=own, gated=gated)

@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.gpu import launch
 from outrider.models.gpu.code_bits import table_code
-from outrider.models.gpu.finish import ACTIVATIONS, SILU, Finish
+from outrider.models.gpu.finish import ACTIVATIONS, SILU, Finish, store_sums
 from outrider.models.gpu.grouped import launch_grouped
 from outrider.models.gpu.int4_matmul import nibble_product
 from outrider.models.gpu.launch import begin, end, fetch
@@ -206,35 +206,6 @@ def _launch_nibbles(x: Tensor, weight: Packed, out: Tensor, *, tile: Tile, gated
     )
 
 
-@triton.jit
-def activated(gate, up, GATED: tl.constexpr, ACTIVATION: tl.constexpr):
-    """activation(gate) * up, or activation(gate) alone; the numbers of ``ACTIVATIONS``."""
-    if ACTIVATION == 4:
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
-        return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
-    if ACTIVATION == 1:
-        gate = gate / (1.0 + tl.exp(-gate))
-    if ACTIVATION == 2:
-        gate = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
-    if ACTIVATION == 3:
-        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    return gate * up if GATED else gate
-
-
-@triton.jit
-def finished(
-    total, total_up, bias, outputs, num_outputs, is_output,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
-    """A tile of sums with its bias and activation."""
-    if HAS_BIAS:
-        total += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            total_up += tl.load(bias + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    return activated(total, total_up, GATED, ACTIVATION)
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x, weight, matrix, scales, bias, out, num_rows, num_outputs, depth, part_len,
@@ -279,13 +250,9 @@ def _product(
                 w_up = tl.load(ups_at + k, mask=is_output[:, None] & (k + ks < depth)[None, :], other=0.0)
             total_up = tl.dot(w_up.to(piece.dtype), piece, total_up, input_precision="ieee")
     end(EARLY)
-    if SCALED:
-        total *= tl.load(scales + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            total_up *= tl.load(scales + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    total = finished(total, total_up, bias, outputs, num_outputs, is_output, GATED, ACTIVATION, HAS_BIAS)
-    out_at = out + (part * num_rows + rows)[None, :].to(tl.int64) * num_outputs + outputs[:, None]
-    tl.store(out_at, total.to(out.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
+    store_sums(
+        total, total_up, scales, bias, out, rows, outputs, num_rows, num_outputs, part, GATED, ACTIVATION, HAS_BIAS, SCALED
+    )
 
 
 def reference_product(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:

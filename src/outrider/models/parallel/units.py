@@ -84,7 +84,7 @@ def _rounded(what: str, config: ModelConfig, dtype: str, place: torch.device) ->
             raise OptionError(f"{what}: its states do not come in groups of {SPAN}; use 'bfloat16'")
         return Units(SPAN, SPAN)
     if dtype == ROUNDED_INPUTS:
-        raise OptionError(f"{what}: inputs are rounded on a CPU alone; use 'int8'")
+        raise OptionError(f"{what}: ranks of GPUs do not round inputs; use 'int8'")
     bits, lacks = FEW_BITS[dtype], missing_features(config)
     lacks += [] if head_dim_for(config) == config.head_dim else [f"heads of {config.head_dim}"]
     if lacks or not gpu_can_run(config, torch.bfloat16, place):

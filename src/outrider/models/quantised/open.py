@@ -35,15 +35,19 @@ def stored_decoder(config: ModelConfig, folder: TensorSource, speed: Speed) -> L
     return found
 
 
-def packed_weights(config: ModelConfig, folder: TensorSource, device: torch.device) -> Weights | None:
-    """The weights of a folder for the fast decoder of a GPU, quantised matrices as they are; None where it cannot."""
+def packed_weights(
+    config: ModelConfig, folder: TensorSource, device: torch.device, *, rounds_inputs: bool = False
+) -> Weights | None:
+    """The weights of a folder for the fast decoder of a GPU, quantised matrices as they are; None where it cannot. With
+    ``rounds_inputs``, these are e4m3 floats, and others are dequantised."""
     if not isinstance(folder, QuantisedFolder) or not stays_on_gpu(config, folder.form):
         return None
     if not gpu_can_run(config, torch.bfloat16, device):
         return None
-    source = PackedFolder(folder, device)
+    source = PackedFolder(folder, device, rounds_inputs=rounds_inputs)
     weights = read_weights(source, config, dtype=torch.bfloat16, device=device)
-    source.warn()
+    if not rounds_inputs:
+        source.warn()
     return replace(weights, rows=source.rows)
 
 

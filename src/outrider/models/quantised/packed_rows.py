@@ -93,21 +93,28 @@ class PackedFolder(KeptFolder):
 
     instead = "16 bits"
 
-    def __init__(self, folder: QuantisedFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
-        """``dtype`` of the activations."""
+    def __init__(
+        self, folder: QuantisedFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16, *, rounds_inputs: bool = False
+    ) -> None:
+        """``dtype`` of the activations. With ``rounds_inputs``, e4m3 floats alone are kept, for products that round them."""
         super().__init__(folder)
-        self.rows, self._device = PackedRows(dtype), device
+        self.rows, self._device, self._rounds_inputs = PackedRows(dtype), device, rounds_inputs
 
     def keep(self, matrices: Mapping[str, Quantised], order: Tensor | None) -> dict[str, Tensor] | None:
         if not all(map(can_pack, matrices.values())) or len({_form(matrix) for matrix in matrices.values()}) > 1:
             return None
+        if self._rounds_inputs and not all(meets_floats(name, matrix) for name, matrix in matrices.items()):
+            return None
         has_zeros = any(matrix.zeros is not None for matrix in matrices.values())
         columns = None if order is None else order.to(self._device)
-        return {name: self._table(matrix, columns, zeros=has_zeros) for name, matrix in matrices.items()}
+        rounds_inputs = self._rounds_inputs and not any(map(is_of_experts, matrices))
+        found = {name: packed(matrix, self._device, zeros=has_zeros) for name, matrix in matrices.items()}
+        found = {name: replace(each, order=columns, rounds_inputs=rounds_inputs) for name, each in found.items()}
+        return {name: self._table(each, matrices[name]) for name, each in found.items()}
 
-    def _table(self, matrix: Quantised, order: Tensor | None, *, zeros: bool) -> Tensor:
+    def _table(self, found: Packed, matrix: Quantised) -> Tensor:
         """[out, 2], or [E, 2, out] of experts, whose inputs come first."""
-        table = self.rows.table(replace(packed(matrix, self._device, zeros=zeros), order=order))
+        table = self.rows.table(found)
         return table.unflatten(0, (matrix.num_experts, -1)).transpose(1, 2) if matrix.num_experts else table
 
 
@@ -121,6 +128,18 @@ def can_pack(matrix: Quantised) -> bool:
     if matrix.bits == 4:
         return length in _SMALL_GROUPS
     return matrix.zeros is None and (length == num_inputs or length % 16 == 0)
+
+
+def meets_floats(name: str, matrix: Quantised) -> bool:
+    """Whether the codes are e4m3 floats that products with inputs of 8 bits take: a scale per output or per 128 inputs, and
+    whole units of 128. Experts meet inputs of 16 bits, so any scales will do."""
+    fits = matrix.shape[1] % GROUP == 0 and _group_len(matrix) in (GROUP, matrix.shape[1])
+    return matrix.is_float and (fits or is_of_experts(name))
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether a tensor's name is that of an expert, or of all experts of a layer."""
+    return ".experts." in name
 
 
 def packed(matrix: Quantised, device: torch.device, *, zeros: bool) -> Packed:
