@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+import prepared  # noqa: F401 (before anything of the package is imported)
 import pytest
 import torch
 from tiny_pair import tiny_model

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from hostile_sizes import made_cases
@@ -26,6 +27,7 @@ class Case:
     method: str = "POST"
 
 
+@cache
 def all_cases() -> list[Case]:
     sizes = [Case(*made) for made in made_cases()]
     return [*_prompts(), *_schemas(), *_tools(), *_conversations(), *_fields(), *_halves(), *_raw(), *_routes(), *sizes]

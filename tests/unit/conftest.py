@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import prepared  # noqa: F401 (before anything of the package is imported)
 import pytest
 
 from outrider.models.native import BUILD
