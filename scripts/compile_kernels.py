@@ -166,17 +166,16 @@ def quantised() -> None:
 def float8() -> None:
     """Products of e4m3 floats with rounded inputs: few rows and many, with the copy engine and without."""
     from outrider.models.gpu.finish import SILU, Finish
-    from outrider.models.gpu.float8_matmul import float8_product, float8_tile
+    from outrider.models.gpu.float8_matmul import multiply_float8
     from outrider.models.gpu.tiles import Kind
     from outrider.models.packed import Packed
 
     outputs, depth = 512, 1024
     floats = torch.zeros(outputs, depth, dtype=torch.float8_e4m3fn)
     forms = [Packed(floats, torch.ones(groups, outputs), rounds_inputs=True) for groups in (1, depth // 128)]
-    for (count, packed), kind in pairs(pairs((1, 16, 64, 256), forms), Kind):
+    for (count, packed), kind in pairs(pairs((1, 32, 64, 512, 1024), forms), Kind):
         x, gated = torch.zeros(count, depth, dtype=torch.bfloat16), kind is Kind.GATED
-        tile = float8_tile(kind, count, outputs // 2 if gated else outputs, gated=gated)
-        float8_product(x, packed, tile=tile, gated=gated, finish=SILU if gated else Finish("none"))
+        multiply_float8(x, packed, kind, gated=gated, finish=SILU if gated else Finish("none"), out_dtype=x.dtype)
 
 
 def stored_blocks(x: torch.Tensor) -> None:

@@ -14,10 +14,10 @@ from triton_interpreter import DEVICE
 
 from outrider.core.errors import OptionError
 from outrider.core.tree import TokenTree
-from outrider.models.gpu import float8_matmul, products
+from outrider.models.gpu import products
 from outrider.models.gpu.decoder import FastDecoder
 from outrider.models.gpu.finish import SILU, Finish
-from outrider.models.gpu.float8_matmul import float8_product, multiply_float8, rounded_rows
+from outrider.models.gpu.float8_matmul import float8_product, float8_tile, multiply_float8, rounded_rows
 from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.tile import Tile
 from outrider.models.gpu.tiles import Kind
@@ -86,22 +86,24 @@ def test_every_step_is_the_least_power_of_two_that_fits() -> None:
 def test_products_are_those_of_the_rounded_numbers(num_rows: int, grouped: bool) -> None:
     x, weight = inputs(num_rows), matrix(48, grouped=grouped)
     bias = torch.linspace(-1, 1, 48, device=DEVICE)
-    cases = [(False, Finish("none"), 1), (False, Finish("none"), 2), (False, Finish("gelu", bias), 1)]
-    for gated, finish, parts in [*cases, (True, SILU, 1), (True, Finish("gelu_tanh", bias), 1)]:
-        y = float8_product(x, weight, tile=Tile(16, 128, bm=16, num_parts=parts), gated=gated, finish=finish)
-        y = y.sum(0) if parts > 1 else y
-        torch.testing.assert_close(y, oracle(x, weight, gated=gated, finish=finish), atol=1e-3, rtol=1e-3)
+    cases = [(False, Finish("none"), 1, 1), (False, Finish("none"), 2, 1), (False, Finish("none"), 1, 2)]
+    cases += [(False, Finish("gelu", bias), 1, 1), (True, SILU, 1, 1), (True, Finish("gelu_tanh", bias), 1, 1)]
+    for gated, finish, parts, folds in cases:
+        tile = Tile(16, 128, bm=16, num_parts=parts)
+        y = float8_product(x, weight, tile=tile, folds=folds, gated=gated, finish=finish)
+        y = y.sum(0) if y.dim() == 3 else y
+        assert_near(y, oracle(x, weight, gated=gated, finish=finish))
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_any_number_of_rows_takes_the_same_numbers(kind: Kind) -> None:
     gated = kind is Kind.GATED
-    x, weight = inputs(70), matrix(256)
+    x, weight = inputs(70, 640), matrix(256, 640)
     wanted = oracle(x, weight, gated=gated)
     for count in (1, 16, 33, 70):
         y = products.multiply(x[:count], weight, kind).float()
         y = y.sum(0) if y.dim() == 3 else y
-        torch.testing.assert_close(y, wanted[:count], atol=1e-3, rtol=1e-3)
+        assert_near(y, wanted[:count])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "starcoder2"])
@@ -168,16 +170,20 @@ def test_what_has_no_such_product_is_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path), dtype="w8a8", device="cpu", fast=False)
 
 
-def test_no_tile_leaves_units_in_pieces() -> None:
-    tiles = [
-        float8_matmul.float8_tile(kind, rows, outputs, gated=kind is Kind.GATED)
-        for kind in Kind
-        for rows in (1, 17, 33, 65)
-        for outputs in (64, 4096)
-    ]
-    assert all(tile.bk == 128 for tile in tiles)
+def test_units_are_whole_and_parts_are_all_there() -> None:
+    for rows in (1, 17, 33, 65, 300, 2048):
+        for outputs in (64, 4096, 14336):
+            tile = float8_tile(rows, outputs, 4, gated=False)
+            assert tile.bk == 128 and 4 % tile.num_parts == 0
+            assert float8_tile(rows, outputs, 1, gated=True).num_parts == 1
     with pytest.raises(AssertionError, match="whole units"):
         multiply_float8(inputs(1, 64), matrix(48, 64), Kind.HEAD, gated=False, finish=Finish("none"), out_dtype=torch.float32)
+
+
+def assert_near(y: Tensor, expected: Tensor) -> None:
+    """Rows differ in size, so each is compared with its own."""
+    assert y.shape == expected.shape
+    assert ((y - expected).norm(dim=-1) <= 1e-4 * expected.norm(dim=-1)).all()
 
 
 def opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> FastDecoder:
