@@ -25,6 +25,7 @@ def _load(name: str) -> ModuleType:
 
 
 diagrams, plots = _load("diagrams"), _load("plots")
+method_pictures = _load("method_pictures")
 
 
 def test_every_diagram_is_listed() -> None:
@@ -78,3 +79,32 @@ def test_a_plot_is_what_the_script_draws_from_the_results(name: str) -> None:
 def test_results_say_where_they_come_from(path: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     assert {"command", "machine", "date", "commit", "what", "rows"} <= set(found)
+
+
+PICTURES = ROOT / "docs" / "images" / "methods"
+
+
+def test_every_method_has_a_picture_on_its_page() -> None:
+    from outrider.methods import METHODS
+
+    drawn = method_pictures.pictures()
+    assert set(drawn) == set(METHODS) == {path.stem for path in PICTURES.glob("*.svg")}
+    for name, picture in drawn.items():
+        text = (PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+        assert text == picture.svg(), "run `python scripts/method_pictures.py`"
+        assert f"](../images/methods/{name}.svg)" in (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_a_picture_has_the_shape_of_its_method_and_words_that_fit() -> None:
+    """A tree is drawn only where the drafter grows trees, and no line is wider than its box."""
+    from outrider.core.draft import Shape
+    from outrider.methods import METHODS
+
+    for name, row in METHODS.items():
+        method = method_pictures.guessing_of((ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8"))
+        is_chain = not method.others and all(size == 1 for size in method.levels)
+        assert is_chain or row.drafter.shape is Shape.TREE, f"{name} drafts chains"
+        assert max(len(method.reads), len(method.drafter)) <= 28, name
+        above = [1, *method.levels]
+        parents = method_pictures.parents_of(method.levels, uneven=method.uneven)
+        assert all(0 <= parent < size for level, size in zip(parents, above) for parent in level), name
