@@ -8,8 +8,8 @@ one, and added in float32.
 
 Rows are rounded by a kernel of their own, which costs less than if every program of the product did it. All numbers of rows
 take this product. The sum of a narrow matrix has four parts, each in the order of its units. Programs for few rows take one
-part each, so that there are enough of them; those for many rows add up several, in the order in which the next norm adds parts.
-So a row's numbers do not depend on the others.
+part each, so that there are enough of them. Those for many rows add up several parts, in the order in which the next norm adds
+them. So a row's numbers do not depend on the others.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
