@@ -174,7 +174,7 @@ def test_units_are_whole_and_parts_are_all_there() -> None:
     for rows in (1, 17, 33, 65, 300, 2048):
         for outputs in (64, 4096, 14336):
             tile = float8_tile(rows, outputs, 4, gated=False)
-            assert tile.bk == 128 and 4 % tile.num_parts == 0
+            assert tile.bk == 128 and tile.num_parts in (1, 4)
             assert float8_tile(rows, outputs, 1, gated=True).num_parts == 1
     with pytest.raises(AssertionError, match="whole units"):
         multiply_float8(inputs(1, 64), matrix(48, 64), Kind.HEAD, gated=False, finish=Finish("none"), out_dtype=torch.float32)

@@ -32,8 +32,10 @@ from outrider.models.gpu.tiles import Kind, num_parts
 from outrider.models.packed import GROUP, Packed
 
 _UNIT = tl.constexpr(GROUP)
-_PROGRAMS = 256
+_PROGRAMS = 240
 """Programs that a product should have."""
+_TWO_PROGRAMS = 112 * 1024
+"""Bytes of shared memory of which a processor has twice as many."""
 _UNITS = 16
 """Units that a program of the rounding kernel takes."""
 
@@ -48,12 +50,14 @@ def multiply_float8(x: Tensor, weight: Packed, kind: Kind, *, gated: bool, finis
 
 
 def float8_tile(num_rows: int, num_outputs: int, parts: int, *, gated: bool) -> Tile:
-    """The tile that measured best, with as many parts side by side, of ``parts``, as fill the device. A step is a unit."""
-    bm = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64 if num_rows <= 256 else 128
-    bn, num_warps = (128, 8) if gated and num_rows >= 1024 else (64, 4)
+    """The tile that measured best; its ``parts`` are side by side where there are too few programs without. A step is a unit."""
+    bm = next((size for size in (16, 32, 64) if num_rows <= size), 128)
+    bn = 64
+    if not gated and 128 < num_rows <= 384:
+        bn, bm = 128, 64
     programs = triton.cdiv(num_rows, bm) * triton.cdiv(num_outputs, bn)
-    beside = next((count for count in (1, 2) if count * programs >= _PROGRAMS), parts)
-    return Tile(bn, GROUP, num_warps, 4, bm, min(beside, parts), copied=True)
+    stages = min(4, _TWO_PROGRAMS // (GROUP * (bn * (2 if gated else 1) + bm)))
+    return Tile(bn, GROUP, 4, stages, bm, 1 if programs >= _PROGRAMS else parts, copied=True)
 
 
 def float8_product(
@@ -149,6 +153,23 @@ def _weights(weight, at, first, k, is_output, EVEN: tl.constexpr, COPIED: tl.con
 
 
 @triton.jit
+def _factors(
+    steps, scales, unit, stop, rows, outputs, num_rows, num_outputs, GATED: tl.constexpr, GROUPED: tl.constexpr
+):  # fmt: skip
+    """Steps of the rows and scales of the outputs for a unit. They are asked for one unit ahead."""
+    step = tl.load(steps + unit * num_rows + rows, mask=(rows < num_rows) & (unit < stop), other=0.0)
+    scale = tl.full(outputs.shape, 1.0, tl.float32)
+    scale_up = scale
+    if GROUPED:
+        is_there = (outputs < num_outputs) & (unit < stop)
+        at = scales + unit * (num_outputs * 2 if GATED else num_outputs) + outputs
+        scale = tl.load(at, mask=is_there, other=0.0).to(tl.float32)
+        if GATED:
+            scale_up = tl.load(at + num_outputs, mask=is_there, other=0.0).to(tl.float32)
+    return step, scale, scale_up
+
+
+@triton.jit
 def _added(total, w, codes, step, scale, GROUPED: tl.constexpr):
     """``total`` plus the product of a unit."""
     part = tl.dot(w, codes.T)
@@ -170,7 +191,6 @@ def _product(
     rows, outputs, ks = first_row + tl.arange(0, BM), first + tl.arange(0, BN), tl.arange(0, _UNIT)
     part = tl.program_id(2)
     is_row, is_output = rows < num_rows, outputs < num_outputs
-    width = num_outputs * 2 if GATED else num_outputs
     weights_at = matrix + outputs[:, None].to(tl.int64) * depth + ks[None, :]
     ups_at = weights_at + num_outputs.to(tl.int64) * depth
     if not COPIED:
@@ -178,33 +198,29 @@ def _product(
     total = tl.zeros((BN, BM), tl.float32)
     total_up = tl.zeros((BN, BM), tl.float32)
     folded = tl.zeros((BN, BM), tl.float32)
-    scale = tl.zeros((BN,), tl.float32)
-    scale_up = scale
     if EVEN:
         fetch(matrix + outputs.to(tl.int64) * depth + part * FOLDS * part_len * _UNIT, EARLY)
-    if FOLDS > 1 and not GROUPED:
-        scale = tl.load(scales + outputs, mask=is_output, other=0.0).to(tl.float32)
     begin(EARLY)
-    for unit in range(part * FOLDS * part_len, tl.minimum((part + 1) * FOLDS * part_len, depth // _UNIT)):
-        k = unit * _UNIT
-        w = _weights(weight, weights_at, first, k, is_output, EVEN, COPIED)
-        codes = x.load([first_row, k]) if COPIED else tl.load(x_at + k, mask=is_row[:, None], other=0.0)
-        step = tl.load(steps + unit * num_rows + rows, mask=is_row, other=0.0)
-        if GROUPED:
-            scale = tl.load(scales + unit * width + outputs, mask=is_output, other=0.0).to(tl.float32)
-        total = _added(total, w, codes, step, scale, GROUPED)
-        if GATED:
-            w_up = _weights(weight, ups_at, num_outputs + first, k, is_output, EVEN, COPIED)
-            if GROUPED:
-                scale_up = tl.load(scales + unit * width + num_outputs + outputs, mask=is_output, other=0.0).to(tl.float32)
-            total_up = _added(total_up, w_up, codes, step, scale_up, GROUPED)
-        if FOLDS > 1:  # noqa: SIM102 - known when it is compiled
-            if (unit + 1) % part_len == 0:
-                folded += total if GROUPED else total * scale[:, None]
-                total = tl.zeros((BN, BM), tl.float32)
+    for fold in range(FOLDS):
+        start = (part * FOLDS + fold) * part_len
+        stop = tl.minimum(start + part_len, depth // _UNIT)
+        later = _factors(steps, scales, start, stop, rows, outputs, num_rows, num_outputs, GATED, GROUPED)
+        for unit in range(start, stop):
+            k = unit * _UNIT
+            step, scale, scale_up = later
+            later = _factors(steps, scales, unit + 1, stop, rows, outputs, num_rows, num_outputs, GATED, GROUPED)
+            w = _weights(weight, weights_at, first, k, is_output, EVEN, COPIED)
+            codes = x.load([first_row, k]) if COPIED else tl.load(x_at + k, mask=is_row[:, None], other=0.0)
+            total = _added(total, w, codes, step, scale, GROUPED)
+            if GATED:
+                w_up = _weights(weight, ups_at, num_outputs + first, k, is_output, EVEN, COPIED)
+                total_up = _added(total_up, w_up, codes, step, scale_up, GROUPED)
+        if FOLDS > 1:
+            folded += total if GROUPED else total * tl.load(scales + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+            total = tl.zeros((BN, BM), tl.float32)
     end(EARLY)
     if FOLDS > 1:
-        total = folded + (total if GROUPED else total * scale[:, None])
+        total = folded
     store_sums(
         total, total_up, scales, bias, out, rows, outputs, num_rows, num_outputs, part, GATED, ACTIVATION, HAS_BIAS,
         not GROUPED and FOLDS == 1,
