@@ -6,6 +6,7 @@ from typing import final
 
 import pytest
 import torch
+from tiers import in_turn
 from torch import Tensor
 
 from outrider.cache.contiguous import ContiguousCache
@@ -79,8 +80,13 @@ def test_scores_on_a_cache_are_those_of_the_whole_prefix() -> None:
             cache.truncate([length // 2 for length in cache.lengths])
 
 
-@pytest.mark.parametrize("rule", [JointPath(), Reflect(), LastStep(), Published(temperature=3.0)])
-@pytest.mark.parametrize("settings", [ContinuousSettings(3), ContinuousSettings(5, prefill=0.3)])
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    in_turn(
+        (JointPath(), Reflect(), LastStep(), Published(temperature=3.0)),
+        (ContinuousSettings(3), ContinuousSettings(5, prefill=0.3)),
+    ),
+)
 def test_images_are_those_of_a_writer_without_caches(rule: PathRule, settings: ContinuousSettings) -> None:
     """Token by token in float64, with the passes that wrote them; rows go their own pace and leave when they are done."""
     models, labels = models_of(Schedule(5, last_width=0.3)), torch.tensor([0, 1, 2, 1, 0, 2])
