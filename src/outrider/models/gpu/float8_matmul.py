@@ -50,7 +50,7 @@ def multiply_float8(x: Tensor, weight: Packed, kind: Kind, *, gated: bool, finis
 
 
 def float8_tile(num_rows: int, num_outputs: int, parts: int, *, gated: bool) -> Tile:
-    """The tile that measured best; its ``parts`` are side by side where there are too few programs without. A step is a unit."""
+    """The tile that measured best; its ``parts`` are side by side where there would be too few programs. A step is a unit."""
     bm = next((size for size in (16, 32, 64) if num_rows <= size), 128)
     bn = 64
     if not gated and 128 < num_rows <= 384:
