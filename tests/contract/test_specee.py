@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from thinned import LAYERS, VOCAB, thinned_model
+from tiers import in_turn
 
 from outrider.api import LLM
 from outrider.core.errors import ModelError, OptionError
@@ -105,8 +106,7 @@ def test_what_lags_behind_is_levelled_for_the_verifying_pass(target: LayeredTarg
     torch.testing.assert_close(resume.hidden, whole, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "temperature"), in_turn((0, 1), (0.0, 0.8)))
 def test_a_random_predictor_is_lossless(target: LayeredTarget, tmp_path: Path, seed: int, temperature: float) -> None:
     folder, accepted = random_predictor(target, tmp_path, seed=seed), 0
     expected, _ = texts(target, "plain", temperature=temperature)

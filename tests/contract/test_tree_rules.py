@@ -191,7 +191,7 @@ def test_at_depth_one_traversal_is_recursive() -> None:
 @pytest.mark.parametrize("shape", [LATE, BINARY, [-1, 0, 0, 1, 1, 3]], ids=["late", "binary", "comb"])
 def test_traversal_never_accepts_less_than_recursive(shape: list[int]) -> None:
     gains = []
-    for seed in range(2 if len(shape) > 5 else 6):
+    for seed in repeats(1, of=2) if len(shape) > 5 else repeats(3, of=6):
         pair = toy_pair("random", seed, 3)
         recursive, traversal = means(pair, shape, WITHOUT, Recursive, Traversal)
         gains.append(traversal - recursive)
