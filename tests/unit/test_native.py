@@ -33,6 +33,8 @@ from outrider.models.decoder import Decoder
 from outrider.models.load import load_model
 from outrider.models.native import NativeDecoder, can_run
 from outrider.models.native.compiler import find_compiler
+from outrider.models.native.instruction_sets import isa_here
+from outrider.models.native.packed_model import PackedModel
 from outrider.models.packed import pack
 from outrider.models.random_decoder import tiny_weights
 from outrider.models.weights import Weights
@@ -441,6 +443,42 @@ def test_random_numbers_are_those_of_the_core(library) -> None:
     assert ours.shape == reference.shape
     torch.testing.assert_close(ours, reference, atol=0, rtol=2e-7)
     assert (ours == reference).float().mean() > 0.9999
+
+
+@pytest.mark.parametrize("kind", ["heads of 32", "windows", "experts"])
+def test_weights_that_were_widened_are_packed_in_sixteen_bits(library, kind: str, monkeypatch) -> None:
+    """Scores have the bits of the matrices in 32 bits, for every number of nodes."""
+    if not isa_here().reads_halves:
+        pytest.skip("this set reads weights of 32 bits as fast")
+    config, chance = config_named(kind), random.Random(5)
+    weights = random_weights(config, dtype=torch.bfloat16, seed=4)
+    widened = widened_weights(weights)
+    short = NativeDecoder(library, config, widened)
+    monkeypatch.setattr(PackedModel, "_are_short", lambda *_: False)
+    whole = NativeDecoder(library, config, widened)
+    assert short.num_bytes * 2 == whole.num_bytes and short.dtype == whole.dtype == torch.float32
+    tree = TokenTree.of_rows([random_tree(chance, size) for size in (1, 5, 33)])
+    found = [model.score(tree, model.new_cache(3)).logits for model in (short, whole)]
+    assert all(torch.equal(found[0][row, :size], found[1][row, :size]) for row, size in enumerate(tree.sizes))
+
+
+def test_weights_of_float32_are_packed_as_they_are(library) -> None:
+    config = config_named("heads of 32")
+    model = NativeDecoder(library, config, random_weights(config, dtype=torch.float32, seed=4))
+    short = NativeDecoder(library, config, random_weights(config, dtype=torch.bfloat16, seed=4))
+    assert model.num_bytes == 2 * short.num_bytes
+
+
+def widened_weights(weights: Weights) -> Weights:
+    """The same numbers in float32."""
+    layers = [
+        replace(layer, **{name: None if tensor is None else tensor.float() for name, tensor in vars(layer).items()})
+        for layer in weights.layers
+    ]
+    embedding = weights.embedding.float()
+    head = embedding if weights.head is weights.embedding else weights.head.float()
+    bias = None if weights.norm_bias is None else weights.norm_bias.float()
+    return Weights(embedding, layers, weights.norm.float(), head, bias)
 
 
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.7, 0.0, 1.3)])

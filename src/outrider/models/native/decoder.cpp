@@ -79,6 +79,16 @@ void outrider_pack(void* to, const void* from, int out, int in, int num_bytes) {
     else if (num_bytes == 2) pack(static_cast<bf16*>(to), static_cast<const bf16*>(from), out, in);
     else pack(static_cast<int8_t*>(to), static_cast<const int8_t*>(from), out, in);
 }
+// Whether each of these floats is a bfloat16 too, so that a matrix of them may be packed in 16 bits
+int outrider_are_brain(const float* from, size_t count) {
+    constexpr size_t STEP = 4096;
+    for (size_t begin = 0; begin < count; begin += STEP) {
+        uint32_t low = 0;
+        for (size_t i = begin; i < std::min(begin + STEP, count); i++) low |= std::bit_cast<uint32_t>(from[i]);
+        if (low & 0xffff) return 0;
+    }
+    return 1;
+}
 // Rows of a file, numbers of 16 bits. Returns what the matrix is (blocks.hpp): where it may round, products of IEEE's are added in 16 bits
 int outrider_pack_rows(void* to, const char* file, const FileRow* rows, int out, int in, int may_round) {
     const auto from_file = [&]<class W>(W* begin) {
@@ -100,7 +110,7 @@ void outrider_embed(const Model* model, const int64_t* tokens, int64_t count, fl
 void outrider_gumbel(const int64_t* keys, int64_t count, int size, float* out) {
     for (int64_t i = 0; i < count; i++) gumbel_stream(uint64_t(keys[i]), size, out + i * size);
 }
-int outrider_choose(const Choices* choices) { return Chooser(*choices).run(); }  // how many were not decided
+int outrider_choose(const Choices* choices) { return Chooser(*choices).run(); }  // how many were not decided; walks along them
 void outrider_pass(const Model* model, const Pass* pass) {
     std::lock_guard<std::mutex> only(Pool::lock());
     run(*model, *pass);

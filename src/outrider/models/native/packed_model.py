@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_size_t, c_void_p, pointer
 from typing import overload
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from outrider.models.config import ModelConfig
 from outrider.models.decoder_weights import HELD, STORED_ROWS, LayerWeights, StoredBytes, Weights
+from outrider.models.native.instruction_sets import isa_here
 from outrider.models.native.packed_parts import experts_struct, in_turn, latent_struct, part_matrices, widest_mlp
 from outrider.models.native.structs import ExpertsStruct, LayerStruct, MatrixStruct, ModelStruct
 from outrider.models.packed import codes_and_scales, pack
@@ -20,7 +22,7 @@ _LINE = 64
 _LARGE_PAGE = 1 << 21
 _SIXTEEN = (14, 15)
 """Types of 16 bits in a table of rows (``quantised/stored.py``)."""
-_HALF = 14
+_HALF, _BRAIN = _SIXTEEN
 _CODES, _HALVES = 1, 2
 """Flags in ``model.hpp`` for stored matrices: some are quantised, some are F16."""
 _PACKED = 2
@@ -60,6 +62,7 @@ class PackedModel:
         self._library, self._kept, self._bits = library, list[Tensor](), bits
         self._stored_in, self._float_inputs = weights.file, weights.float_inputs
         self._dtype, matrices = weights.dtype, _matrices(config, weights)
+        self._is_short = isa_here().reads_halves and weights.dtype == torch.float32 and self._are_short(matrices)
         self._arena = Arena(library, sum(self._size(*matrix) for matrix in matrices))
         self.num_bytes = self._arena.num_bytes
         kinds = {int(matrix[0, 1]) for matrix, *_ in matrices if _is_stored(matrix)}
@@ -82,6 +85,14 @@ class PackedModel:
             MatrixStruct() if weights.entry is None else self.matrix(weights.entry, None, 2 * config.hidden_size),
             layers,
         )
+
+    def _are_short(self, matrices: Sequence[tuple[Tensor, int, bool]]) -> bool:
+        """Whether every weight of a float32 model is a bfloat16, as in a checkpoint that was widened. Then its matrices are
+        packed in 16 bits: products have the same bits and read half the bytes."""
+        are_brain = self._library.outrider_are_brain
+        are_floats = self._bits == 16 and all(matrix.dtype == torch.float32 for matrix, *_ in matrices)
+        every = (matrix.contiguous() for matrix, *_ in matrices)
+        return are_floats and all(are_brain(c_void_p(one.data_ptr()), c_size_t(one.numel())) for one in every)
 
     def _embedding(self, weights: Weights, head: MatrixStruct) -> tuple[int, int]:
         """Address of the embedding, and its type if its rows are stored and read one by one; 0 for floats."""
@@ -152,9 +163,11 @@ class PackedModel:
         else:
             weight = weight.to(self._dtype)
         weight = weight.contiguous()
-        if weight.dtype == torch.float16:
+        weight = weight.to(torch.bfloat16) if self._is_short else weight
+        kind = {torch.float16: _HALF, torch.bfloat16: _BRAIN}.get(weight.dtype)
+        if kind is not None and len(weight) and self._dtype != torch.bfloat16:
             begins = 2 * inputs * torch.arange(len(weight))
-            table = torch.stack((begins, torch.full_like(begins, _HALF)), 1)
+            table = torch.stack((begins, torch.full_like(begins, kind)), 1)
             storage = self._pack_sixteen(packed, table, weight.data_ptr(), inputs, may_round=False)
             return MatrixStruct(packed, self.floats(bias), None, inputs, len(weight), storage)
         source, num_bytes = c_void_p(weight.data_ptr()), weight.element_size()
@@ -189,7 +202,7 @@ class PackedModel:
         if _is_stored(weight):
             counts = enumerate(weight[:, 1].bincount().tolist())
             return sum(_padded(count) // _BLOCK * self._block_size(storage, inputs) for storage, count in counts if count)
-        num_bytes = 1 if self._bits == 8 and not is_exact else self._dtype.itemsize
+        num_bytes = 1 if self._bits == 8 and not is_exact else 2 if self._is_short else self._dtype.itemsize
         return _padded(len(weight)) * -(-inputs // 32) * 32 * num_bytes
 
     def _block_size(self, storage: int, inputs: int) -> int:

@@ -2,6 +2,7 @@
 #pragma once
 #include "cut.hpp"
 #include "noise.hpp"
+#include "walk.hpp"
 
 // What shapes the laws of B rows. Arrays are [batch][vocab], or null where no row has such a thing.
 extern "C" struct Shaping {
@@ -103,6 +104,8 @@ extern "C" struct Choices {
     const int64_t *seeds, *positions;  // [batch] or null where every temperature is 0
     const uint8_t* const* allowed;     // [batch][nodes - start] masks of grammars, or null
     int64_t* out;                      // [batch][nodes - start]; -1 where rounding decides
+    const int32_t* sizes;              // [batch] of the trees
+    int64_t* walks;                    // [batch][WALK_HEAD + nodes] the walk of each row (walk.hpp), written if all is decided; or null
 };
 class Chooser {
   public:
@@ -117,10 +120,18 @@ class Chooser {
                 open += c.out[at] < 0;
             }
         }
+        if (c.walks && !open) walk();
         return open;
     }
 
   private:
+    void walk() const {
+        Walk walk;
+        for (int b = 0; b < c.batch; b++) {
+            const size_t at = size_t(b) * c.nodes;
+            walk.follow(c.tokens + at, c.parents ? c.parents + at : nullptr, c.sizes[b], c.out + at, c.walks + at + size_t(b) * WALK_HEAD);
+        }
+    }
     int64_t chosen(int row, int node, const float* logits, const uint8_t* allowed) {
         const bool is_greedy = shaper.temperature(row) == 0;
         if (is_greedy && !allowed && !shaper.changes_order()) return first_best(logits, c.vocab);

@@ -151,6 +151,11 @@ class ShapingStruct(Structure):
     @staticmethod
     def of(tempering: Tempering, vocab_size: int) -> ShapingStruct:
         """The structure for a model of ``vocab_size`` tokens. The arrays may have more columns."""
+        has_arrays = any(one is not None for one in (tempering.bias, tempering.minimum, tempering.counted))
+        return ShapingStruct._made(tempering, vocab_size) if has_arrays else _kept_shaping(tempering, vocab_size)
+
+    @staticmethod
+    def _made(tempering: Tempering, vocab_size: int) -> ShapingStruct:
         shaping, temperatures = ShapingStruct(vocab_size), tempering.temperatures
         shaping._temperatures = (c_float * len(temperatures))(*temperatures)
         shaping.temperatures = addressof(shaping._temperatures)
@@ -175,6 +180,12 @@ class ShapingStruct(Structure):
         self._held = [*self._held, tensor]
         self.vocab = max(self.vocab, tensor.shape[1] if tensor.dim() == 2 else 0)
         return tensor.data_ptr()
+
+
+@lru_cache(maxsize=8)
+def _kept_shaping(tempering: Tempering, vocab_size: int) -> ShapingStruct:
+    """Structures without large arrays are kept, because every round of a batch has the same tempering."""
+    return ShapingStruct._made(tempering, vocab_size)  # pyright: ignore[reportPrivateUsage]
 
 
 class ChainStruct(Structure):
@@ -203,6 +214,7 @@ class ChoicesStruct(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("batch", "nodes", "start", "vocab")),
         *((name, c_void_p) for name in ("logits", "tokens", "parents", "shaping", "seeds", "positions", "allowed", "out")),
+        *((name, c_void_p) for name in ("sizes", "walks")),
     ]
 
 
