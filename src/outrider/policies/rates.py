@@ -30,15 +30,18 @@ class PositionRates:
     """Number of tests that count: the weight at which evidence settles if every round tests the position."""
     means: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    """All tests of each position, which never fade."""
 
     def record(self, *rounds: Outcome) -> None:
         """Learn from rounds. Earlier evidence fades by as many rounds."""
         self.fade(len(rounds))
         for num_passed, failed in rounds:
-            missing = [0.0] * (num_passed + failed - len(self.means))
-            self.means += missing
-            self.weights += missing
+            missing = num_passed + failed - len(self.means)
+            self.means, self.weights = self.means + [0.0] * missing, self.weights + [0.0] * missing
+            self.counts += [0] * missing
             for position in range(num_passed + failed):
+                self.counts[position] += 1
                 self.weights[position] += 1
                 self.means[position] += ((position < num_passed) - self.means[position]) / self.weights[position]
 
@@ -53,16 +56,17 @@ class PositionRates:
         below its prior, the next position is expected to deviate in the same direction. No rate becomes 1, or every further
         guess would look free."""
         rates, shift, prior_weight, most = list[float](), 0.0, TUNING.prior_weight, 1 - 1 / TUNING.memory
-        for mean, seen, weight in zip_longest(prior, self.means[: len(prior)], self.weights[: len(prior)], fillvalue=0.0):
+        known = self.means[: len(prior)], self.weights[: len(prior)], self.counts[: len(prior)]
+        for mean, seen, weight, count in zip_longest(prior, *known, fillvalue=0.0):
             expected = min(max(mean + shift, 0.0), most)
-            own = prior_weight**2 / (prior_weight + weight * abs(seen - expected))
+            own = prior_weight / (1 + count * abs(seen - expected) / prior_weight) ** 2
             rate = (weight * seen + own * expected) / (weight + own)
             rates.append(rate)
             shift = rate - mean
         return rates
 
     def copy(self) -> PositionRates:
-        return PositionRates(self.horizon, list(self.means), list(self.weights))
+        return PositionRates(self.horizon, list(self.means), list(self.weights), list(self.counts))
 
 
 def reach_of(rates: Sequence[float]) -> list[float]:
