@@ -129,15 +129,15 @@ def told(auto: list[Round]) -> dict[str, Any]:
 
 
 def believed(method: Method, seats: int) -> dict[str, Any]:
-    """What the policy knows in the end: milliseconds by length, how often each was timed, and acceptance by position."""
+    """What the policy knows in the end: milliseconds by length, the doubts in them, and acceptance by position."""
     policy = method.policy
     assert isinstance(policy, Adaptive)
     policy.learn()
     costs, lengths = policy.costs.of(seats), range(policy.options.num_draft_tokens + 1)
-    parts = zip(costs.draft.table(lengths), costs.rest.table(lengths), strict=True)
+    parts = zip(costs.table(1, lengths), costs.table(0, lengths), strict=True)
     return {
         "ms": [round(1e3 * costs.pace * (draft + rest), 2) for draft, rest in parts],
-        "timed": {place: cell.count for place, cell in sorted(costs.rest.cells.items())},
+        "doubts": [round(doubt, 3) for doubt in costs.doubts(lengths)],
         "rates": {spread: [round(rate, 3) for rate in seen.means] for spread, seen in policy.usual.seen.items()},
         "pace": round(costs.pace, 3),
     }

@@ -252,8 +252,8 @@ def test_a_pass_with_nodes_beside_the_path_is_priced_by_its_plan() -> None:
     for _ in range(5):
         policy.update(state, replace(observation([1], [0], plan=Plan((8,), (8,))), draft=draft))
     policy.learn()
-    rest = policy.costs.of(1).rest
-    assert rest.knows(8) and not rest.knows(1)
+    prices = policy.costs.of(1).prices
+    assert prices is not None and prices.passes[0][1][0] == (8.0, 1.0)
 
 
 def test_a_captured_round_is_priced_by_its_places_whatever_was_found() -> None:
@@ -264,8 +264,8 @@ def test_a_captured_round_is_priced_by_its_places_whatever_was_found() -> None:
         policy.update(state, observation_of(notes, 4, 5, 2.0, Plan((4, 4), (4, 4))))
         policy.update(state, observation_of(notes, 0, 1, 1.0, Plan((0, 0), (0, 0))))
     policy.learn()
-    rest = policy.costs.of(2).rest
-    assert rest.table((0, 4)) == pytest.approx([1.0, 2.0])
+    costs = policy.costs.of(2)
+    assert [costs.pace * seconds for seconds in costs.table(0, (0, 4))] == pytest.approx([1.0, 2.0], rel=0.02)
     assert not policy.found.means and policy.usual.seen[1.0].means[0] == 0.0
 
 

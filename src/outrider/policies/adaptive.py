@@ -144,7 +144,7 @@ class Adaptive(Policy):
         at the next start. Until then, rounds correct them place by place."""
         self._give_chance(state)
         costs = self.costs.of(len(state.rows), state.prompts.num_places)
-        if self._source is not None and (costs.rest.contradicts or costs.draft.contradicts):
+        if self._source is not None and costs.contradicts:
             self._source.doubt()
             self._source = None
         if costs.trial is not None:
@@ -166,7 +166,7 @@ class Adaptive(Policy):
         for spread in self._spreads:
             places = [nodes_of(length, spread) for length in range(self.options.num_draft_tokens + 1)]
             forecast = self._forecast(state, costs, spread, places)
-            choice = forecast.best(purse, costs.rest.optimism(places), ends_itself=ends_itself)
+            choice = forecast.best(purse, costs.doubts(places), ends_itself=ends_itself)
             choices.append((*choice, spread, forecast))
         _, best, spread, forecast = max(choices, key=itemgetter(0))
         lengths, reason = forecast.shares.get(best, (best,) * count), forecast.reason(best, purse)
@@ -187,10 +187,10 @@ class Adaptive(Policy):
         usual, prompts = self.usual.by_spread[spread], state.prompts
         alone = costs if prompts.is_full else self.costs.of(len(state.rows))
         reading = max(0.0, costs.plain - alone.pace * alone.plain / costs.pace)
-        rests = [cost - reading for cost in (costs.plain, *costs.rest.table(places[1:]))]
+        rests = [cost - reading for cost in costs.table(0, places)]
         ones = [1.0] * len(usual)
         found = reach_of(self.found.inherited(ones)) if self.found.means else ones
-        survival, drafting = [row.survival(usual) for row in state.rows], costs.draft.table(range(len(places)))
+        survival, drafting = [row.survival(usual) for row in state.rows], costs.table(1, range(len(places)))
         forecast = look_ahead(survival, found, drafting, rests, padded=self._padded, most=self._most(prompts))
         is_ragged = len(survival) > 1 and not (self._padded or self.trust.expected or self.options.num_tree_nodes)
         return forecast.ranked(survival, found) if is_ragged else forecast
@@ -233,7 +233,7 @@ class Adaptive(Policy):
         self._num_emitted = keep * self._num_emitted + sum(map(len, seen.paths))
         is_reading, state.is_behind = state.is_behind, not is_asked
         costs, draft = self.costs.of(num_rows, seen.prompts.num_places), seen.draft_seconds if is_asked else 0.0
-        is_timed = is_asked and (not is_reading or draft < costs.pace * costs.draft.at(length))  # reading only adds
+        is_timed = is_asked and (not is_reading or draft < costs.pace * costs.at(1, length))  # reading only adds
         usual = costs.record(length, width, draft if is_timed else None, seen.seconds - draft)
         if not is_asked:
             return self.budget.rest()

@@ -3,80 +3,39 @@
 A round is the drafter's part, a curve over guesses along a path, and all the rest, a curve over the guesses of a row in the
 target's pass. Prices (``core/prices.py``) give both. Where there are none, the first rounds measure them (``trial``).
 
-    seconds(K, W) = pace * (draft(K) + rest(W)),      curve(x) = price(x) * factor(x)
+    log seconds(part, place) = log price(part, place) + pace + error(part, place),      error(rest, 0) = 0
 
-Factors are learnt at the lengths that were played. ``pace`` is the part that all lengths share: clock frequency and context. It
-is the median over the last few rounds, so that a length timed long ago can be compared with one timed now.
+The pace belongs to all places, and plain rounds have no error. So what a draft costs is always relative to plain decoding.
+A Kalman filter learns both from every round. The pace may change from round to round. Errors hardly change. Those of nearby
+places are alike, and prices far from plain decoding are trusted less.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cache
-from operator import itemgetter
-from statistics import fmean
 from typing import final
 
-from outrider.core.prices import Prices, between
-from outrider.policies.rates import Typical
+import numpy as np
+
+from outrider.core.prices import Prices
 from outrider.policies.tuning import TUNING
 
+_PLACES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128, 256)
+"""Places with an error of their own. Others share that of the next larger one."""
 
-@final
-class Curve:
-    """Seconds by place: prices times factors. Factors are learnt at places that were played, and also hold nearby."""
 
-    def __init__(self, price: Callable[[float], float], *, weight: float) -> None:
-        """``weight`` is the number of rounds that a price counts for."""
-        self._price, self._weight = cache(price), weight
-        self.cells: dict[int, Typical] = {}
-        self._surprises = [TUNING.optimism**2]
-        """Squared errors of the predicted seconds, for the first rounds at each place."""
+@cache
+def _index(place: int) -> int:
+    return min(bisect_left(_PLACES, place), len(_PLACES) - 1)
 
-    def add(self, place: int, seconds: float) -> None:
-        """Learn from a round. A first one that was slow by chance must not make its neighbours dear, where no round may come
-        again."""
-        price, cell = self._price(place), self.cells.get(place)
-        if price <= 0:  # drafting may be free: a captured round takes the time of its pass
-            return
-        if cell is None:
-            expected = self.at(place)
-            self._surprises.append(min(abs(seconds - expected) / max(expected, 1e-12), TUNING.outlier) ** 2)
-            seconds = min(seconds, (1 + TUNING.outlier) * expected) if self._weight else seconds
-            cell = self.cells[place] = Typical()
-        cell.add(seconds / price)
 
-    def knows(self, place: int) -> bool:
-        return place in self.cells and self.cells[place].count >= TUNING.run
-
-    @property
-    def contradicts(self) -> bool:
-        """Whether rounds show that the shape of the price curve is wrong."""
-        known = [cell.value for cell in self.cells.values() if cell.count >= TUNING.run]
-        return len(known) > 1 and max(known) > 2 * min(known)
-
-    def at(self, place: int) -> float:
-        return self.table((place,))[0]
-
-    def table(self, places: Iterable[int]) -> list[float]:
-        """Seconds at these places. Between learnt factors the factor is interpolated, beyond the last one it is constant."""
-        own, cells = self._weight, sorted(self.cells.items(), key=itemgetter(0))
-        known = [(float(at), (own + cell.count * cell.value) / (own + cell.count)) for at, cell in cells] or [(0.0, 1.0)]
-        known = [(-1.0, known[0][1]), *known, (1e9, known[-1][1])]
-        return [self._price(place) * between(known, place) for place in places]
-
-    def usual(self, place: int) -> float:
-        """Mean seconds of rounds at a place, however few there were; the predicted seconds where there were none."""
-        cell = self.cells.get(place)
-        return self.at(place) if cell is None else self._price(place) * cell.value
-
-    def optimism(self, places: Iterable[int]) -> list[float]:
-        """For each place, the smallest share of its estimated cost that it may really have. It starts from the errors of first
-        rounds and tightens with every round at that place."""
-        error, counts = math.sqrt(fmean(self._surprises)), {place: cell.count for place, cell in self.cells.items()}
-        return [1 - error / (1 + counts.get(place, 0)) for place in places]
+def _likeness(*, is_anchored: bool) -> np.ndarray:
+    """How errors of places vary together, in units of their variance: as far as their paths from plain decoding coincide."""
+    far = np.log2(1 + np.array(_PLACES)) + (not is_anchored)
+    return np.minimum.outer(far, far) + 0.1 * np.diag(far > 0)
 
 
 @final
@@ -84,65 +43,114 @@ class BatchCosts:
     """Costs of rounds of about one batch size, with about the same number of prompt tokens in the pass."""
 
     def __init__(self, num_rows: int, prices: Prices | None = None, pace: float = 1.0) -> None:
-        self.num_rows, self.prices, self.pace, self._checked = num_rows, prices, pace, pace
-        self._is_priced, self._num_rounds = bool(prices and prices.drafts), 0
-        self._recent: deque[float] = deque(maxlen=TUNING.run + 2)
-        self.rest = Curve(self._rest_price, weight=1 if prices else 0)
-        self.draft = Curve(self._draft_price, weight=1 if self._is_priced else 0)
+        self.num_rows, self.prices, self._num_rounds, self._noise = num_rows, prices, 0, TUNING.doubt**2
+        self._is_priced, self._first = bool(prices and prices.drafts), ({} if prices is None else None, dict[int, float]())
+        """Whether prices are known from the start, and else the shortest times of the first rounds, of both parts."""
+        size = len(_PLACES)
+        self._prior, self._log = np.zeros((2 * size, 2 * size)), np.zeros(2 * size)
+        self._prior[:size, :size] = TUNING.doubt**2 * _likeness(is_anchored=True)
+        self._prior[size:, size:] = TUNING.doubt**2 * _likeness(is_anchored=False)
+        self._prior[0, 0] = (TUNING.run * TUNING.doubt) ** 2
+        self._spread, self._log[0] = self._prior.copy(), math.log(pace)
+        self._keep = np.array([1.0] + [1 - 0.02 / TUNING.memory] * (2 * size - 1))
+        self._change = np.outer(1 - self._keep**2, [1.0] * 2 * size) * self._prior
+        self._price = cache(self._price_of)
 
-    def _rest_price(self, width: float) -> float:
-        return self.prices.passing(self.num_rows, width) if self.prices else 1.0
+    def _price_of(self, part: int, place: int) -> float:
+        """The price of a rest (part 0) or of a draft (part 1)."""
+        if not part:
+            return self.prices.passing(self.num_rows, place) if self.prices else 1.0
+        known = self.prices.drafting(self.num_rows, place) if self.prices else None
+        return 0.1 * place * self._price(0, 0) if known is None else known
 
-    def _draft_price(self, length: float) -> float:
-        known = self.prices.drafting(self.num_rows, length) if self.prices else None
-        return 0.1 * length * self._rest_price(0) if known is None else known
+    @property
+    def pace(self) -> float:
+        return math.exp(self._log[0])
+
+    def at(self, part: int, place: int) -> float:
+        return self.table(part, (place,))[0]
+
+    def table(self, part: int, places: Sequence[int]) -> list[float]:
+        """Seconds of a part at rising places, at pace 1. More work never takes less time."""
+        at = np.array([part * len(_PLACES) + _index(place) for place in places])
+        found = np.array([self._price(part, place) for place in places]) * np.exp(np.where(at, self._log[at], 0.0))
+        return np.minimum.accumulate(found[::-1])[::-1].tolist()
+
+    def doubts(self, places: Sequence[int]) -> list[float]:
+        """Shares by which rests at these places may take less than expected: half of a standard deviation."""
+        at, pace = np.array([_index(place) for place in places]), self._spread[0]
+        return (np.sqrt(pace[0] + np.where(at, 2 * pace[at] + self._spread[at, at], 0.0)) / 2).tolist()
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a plain round at pace 1."""
+        return self._price(0, 0)
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether rounds show that the shape of the price curve is wrong."""
+        least = np.abs(self._log[1:]) - np.sqrt(np.diag(self._spread)[1:])
+        return bool(self.trial is None and (least > math.log(2)).any())
 
     @property
     def trial(self) -> int | None:
-        """Draft length of a round that is needed to measure costs; None where they are known. A new pace is confirmed by a
-        plain round, because what looks like a new pace may be one wrong price."""
+        """Draft length of a round that is needed to measure costs; None where they are known."""
         at, lengths = self._num_rounds, TUNING.calibration
-        if self._is_priced:
-            return 0 if abs(self.pace / self._checked - 1) > TUNING.outlier else None
-        if at >= len(lengths):
+        if self._is_priced or at >= len(lengths):
             return None
-        half, is_new = lengths[at] // 2, lengths[at] != lengths[at - 1]  # a round may be slow by chance: each has a second
-        is_dear = TUNING.dearest * (self.draft.at(half) + self.rest.at(half)) > self.plain
-        return None if half and is_new and is_dear else lengths[at]
+        length, last = lengths[at], lengths[at - 1]
+        half = length // 2 if length != last else 0
+        is_dear = half and TUNING.dearest * (self.at(1, max(last, 1)) * half / max(last, 1) + self.at(0, last)) > self.plain
+        return None if is_dear else length
 
     def record(self, length: int, width: int, draft: float | None, rest: float) -> float:
         """Learn from a round with so many guesses along the longest path and so many nodes of a row in the pass. ``draft`` is
         None if the drafter was not asked, or had more to read than usual. Returns the usual seconds of such a round at the
         present pace."""
-        was_trial, self._num_rounds = not self._is_priced and self.trial is not None, self._num_rounds + 1
-        if (self.prices or not was_trial) and (self.rest.knows(width) or len(self._recent) < TUNING.run):
-            self._recent.append((rest + (draft or 0.0)) / self._usual(length, width, draft))
-            self.pace = sorted(self._recent)[len(self._recent) // 2]
-        self.rest.add(width, rest / self.pace)
-        if draft is not None:
-            self.draft.add(length, draft / self.pace)
-        if not width and (self.rest.knows(0) or abs(self.rest.cells[0].value - 1) < TUNING.outlier):
-            self._checked = self.pace
-        if was_trial and self.trial is None:
-            self._settle()
-        return self.pace * self._usual(length, width, draft)
+        is_trial, self._num_rounds = self.trial is not None, self._num_rounds + 1
+        if is_trial and self._first[0] is not None:
+            return self._measure(0, width, rest) + (self._measure(1, length, draft) if draft is not None else 0.0)
+        self._log[1:] *= self._keep[1]
+        self._spread *= np.outer(self._keep, self._keep)
+        self._spread += self._change
+        self._spread[0, 0] += self._noise / TUNING.run**2
+        usual = self._learn(0, width, rest)
+        if draft is None:
+            return usual
+        if is_trial:
+            return usual + self._measure(1, length, draft / self.pace) * self.pace
+        return usual + (self._learn(1, length, draft) if self._price(1, length) > 0 else 0.0)
 
-    def _usual(self, length: int, width: int, draft: float | None) -> float:
-        return self.rest.usual(width) + (self.draft.usual(length) if draft is not None else 0.0)
+    def _measure(self, part: int, place: int, seconds: float) -> float:
+        """Let one of the first rounds be the price of a place. A round may be slow by chance, but never fast. A drafter that
+        found nothing is assumed to cost nothing."""
+        times = self._first[part]
+        assert times is not None
+        if place or not part:
+            times[place] = min(seconds, times.get(place, seconds))
+        rests, drafts = ([(float(at), times[at]) for at in sorted(times)] if times else [] for times in self._first)
+        rests += [(rests[0][0] + 1, 1.1 * rests[0][1])] if len(rests) == 1 else []
+        passes = ((self.num_rows, tuple(rests)),) if rests or self.prices is None else self.prices.passes
+        self.prices = Prices(passes, ((self.num_rows, ((0.0, 0.0), *drafts)),))
+        self._price.cache_clear()
+        return times.get(place, 0.0)
 
-    def _settle(self) -> None:
-        """End the trials: the measured seconds become the prices. A drafter that found nothing is assumed to cost nothing."""
-        passes, drafts = ([(float(at), curve.at(at)) for at in sorted(curve.cells)] for curve in (self.rest, self.draft))
-        passes += [(passes[0][0] + 1, 1.1 * passes[0][1])] if len(passes) == 1 else []
-        own = self.prices.passes if self.prices else ((self.num_rows, tuple(passes)),)
-        self.prices, self._is_priced = Prices(own, ((self.num_rows, ((0.0, 0.0), *drafts)),)), True
-        self.rest, self.draft = (Curve(price, weight=1) for price in (self._rest_price, self._draft_price))
-
-    @property
-    def plain(self) -> float:
-        """Seconds of a plain round at pace 1. It may not have been timed for long, but it never takes longer than a round with
-        one guess. Otherwise nothing could show that drafting does not pay."""
-        return min(self.rest.table((0, 1)))
+    def _learn(self, part: int, place: int, seconds: float) -> float:
+        """Let one time correct the pace and the errors, as far as each of them may have caused it. An outlier counts as one of
+        ``TUNING.outlier`` at most, and makes costs doubtful again. The noise of rounds is learnt too."""
+        at, price = part * len(_PLACES) + _index(place), self._price(part, place)
+        with_pace = self._spread[0] + (self._spread[at] if at else 0.0)
+        known, now = (float(one[0] + (one[at] if at else 0.0)) for one in (with_pace, self._log))
+        whole, surprise = known + self._noise, math.log(max(seconds, 1e-9) / price) - now
+        most = max(TUNING.outlier, 3 * math.sqrt(known))
+        if abs(surprise) > most:
+            surprise = math.copysign(most, surprise)
+            self._spread += self._prior / TUNING.run
+        self._log += surprise / whole * with_pace
+        self._spread -= np.outer(with_pace / whole, with_pace)
+        share, weight = self._noise / whole, min(20 + self._num_rounds, TUNING.memory)
+        self._noise += (max((share * surprise) ** 2 + share * known, TUNING.doubt**2 / 1e4) - self._noise) / weight
+        return price * math.exp(float(self._log[0] + (self._log[at] if at else 0.0)))
 
 
 @final
@@ -160,7 +168,8 @@ class CostModel:
         key = round(4 * math.log2(num_rows)), num_places
         if key not in self._known:
             nearest = min(self._known, key=lambda one: (abs(one[0] - key[0]), abs(one[1] - num_places)), default=None)
-            lends = nearest is not None and (self.prices is not None or abs(nearest[0] - key[0]) <= 1)
-            like = self._known[nearest] if nearest is not None and lends else BatchCosts(num_rows, self.prices)
-            self._known[key] = BatchCosts(num_rows, like.prices, like.pace)
+            near = self._known[nearest] if nearest is not None else None
+            lends = near is not None and near.trial is None and (self.prices is not None or abs(nearest[0] - key[0]) <= 1)
+            known = (near.prices, near.pace) if lends else (self.prices,)
+            self._known[key] = BatchCosts(num_rows, *known)
         return self._known[key]

@@ -23,7 +23,8 @@ from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.core.prices import between
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
 from outrider.policies.lengths import depths_of, plan_of
-from outrider.policies.rates import PositionRates, Typical, reach_of
+from outrider.policies.rates import PositionRates, reach_of
+from outrider.policies.tuning import TUNING
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,28 @@ class _State(RowState):
 
     def join(self, other: _State) -> _State:
         return _State([*self.rates, *other.rates])
+
+
+@final
+@dataclass
+class Typical:
+    """A running mean of positive numbers that resists outliers. The first number may be too large, so the second may correct
+    it. Several outliers in a row on the same side are believed."""
+
+    value: float = 0.0
+    count: int = 0
+    streak: int = 0
+
+    def add(self, number: float) -> None:
+        differs = min(max(number / self.value - 1, -TUNING.outlier), TUNING.outlier) if self.value else 0.0
+        side = (differs >= TUNING.outlier) - (differs <= -TUNING.outlier)
+        self.streak = self.streak + side if side * self.streak >= 0 and side else side
+        self.count += 1
+        is_better = self.count <= 2 and differs <= -TUNING.outlier
+        if not self.value or is_better or abs(self.streak) >= TUNING.run:
+            self.value, self.count, self.streak = number, min(self.count, 2), 0
+        else:
+            self.value *= 1 + differs / min(self.count, TUNING.memory)
 
 
 @final

@@ -72,25 +72,3 @@ class PositionRates:
 def reach_of(rates: Sequence[float]) -> list[float]:
     """Probability that the first k guesses all succeed, for k = 1, 2, ..."""
     return list(accumulate(rates, mul))
-
-
-@final
-@dataclass
-class Typical:
-    """A running mean of positive numbers that resists outliers. The first number may be too large, so the second may correct
-    it. Several outliers in a row on the same side are believed."""
-
-    value: float = 0.0
-    count: int = 0
-    streak: int = 0
-
-    def add(self, number: float) -> None:
-        differs = min(max(number / self.value - 1, -TUNING.outlier), TUNING.outlier) if self.value else 0.0
-        side = (differs >= TUNING.outlier) - (differs <= -TUNING.outlier)
-        self.streak = self.streak + side if side * self.streak >= 0 and side else side
-        self.count += 1
-        is_better = self.count <= 2 and differs <= -TUNING.outlier
-        if not self.value or is_better or abs(self.streak) >= TUNING.run:
-            self.value, self.count, self.streak = number, min(self.count, 2), 0
-        else:
-            self.value *= 1 + differs / min(self.count, TUNING.memory)

@@ -23,8 +23,8 @@ class Tuning:
     """Rounds that it takes to learn something. As many plain rounds may be lost before anything was gained."""
     outlier: float = 0.3
     """A single round changes a cost at most as if it had differed by this share."""
-    optimism: float = 0.1
-    """Share by which an untimed length may be cheaper than its price, until rounds show how wrong prices are."""
+    doubt: float = 0.1
+    """Assumed error of the price of a guess beside a plain round, and of a single time, until rounds show theirs."""
     margin: float = 0.05
     """Share of its risk that a draft must be expected to gain, and of the best speed that counts as equal."""
     thinking: float = 0.005
