@@ -167,9 +167,9 @@ class CostModel:
         measured."""
         key = round(4 * math.log2(num_rows)), num_places
         if key not in self._known:
-            nearest = min(self._known, key=lambda one: (abs(one[0] - key[0]), abs(one[1] - num_places)), default=None)
-            near = self._known[nearest] if nearest is not None else None
-            lends = near is not None and near.trial is None and (self.prices is not None or abs(nearest[0] - key[0]) <= 1)
-            known = (near.prices, near.pace) if lends else (self.prices,)
-            self._known[key] = BatchCosts(num_rows, *known)
+            like = [one for one in self._known if self.prices is not None or abs(one[0] - key[0]) <= 1]
+            nearest = min(like, key=lambda one: (abs(one[0] - key[0]), abs(one[1] - num_places)), default=None)
+            near = BatchCosts(num_rows, self.prices) if nearest is None else self._known[nearest]
+            prices = near.prices if near.trial is None else self.prices
+            self._known[key] = BatchCosts(num_rows, prices, near.pace if near.trial is None else 1.0)
         return self._known[key]
