@@ -32,10 +32,21 @@ def _index(place: int) -> int:
     return min(bisect_left(_PLACES, place), len(_PLACES) - 1)
 
 
-def _likeness(*, is_anchored: bool) -> np.ndarray:
-    """How errors of places vary together, in units of their variance: as far as their paths from plain decoding coincide."""
-    far = np.log2(1 + np.array(_PLACES)) + (not is_anchored)
-    return np.minimum.outer(far, far) + 0.1 * np.diag(far > 0)
+def _likeness() -> np.ndarray:
+    """How errors vary together, in units of the doubt in a price: as far as their paths from plain decoding coincide. Places of
+    rests come first, then those of drafts. In the place of the error of a plain round stands the pace."""
+    far = np.log2(1 + np.array(_PLACES))
+    both = np.kron(np.eye(2), np.minimum.outer(far, far) + 0.1 * np.diag(far > 0))
+    both[len(far) :, len(far) :] += 1.0
+    both[0, 0] = TUNING.run**2
+    return both
+
+
+_DOUBTS = TUNING.doubt**2 * _likeness()
+"""Variance of the pace and of errors before the first round."""
+_KEEP = np.array([1.0] + [1 - 0.02 / TUNING.memory] * (len(_DOUBTS) - 1))
+"""What a round leaves of errors: without rounds to confirm them, prices count again in the end."""
+_CHANGE = np.diag(1 - _KEEP**2) @ _DOUBTS
 
 
 @final
@@ -44,16 +55,11 @@ class BatchCosts:
 
     def __init__(self, num_rows: int, prices: Prices | None = None, pace: float = 1.0) -> None:
         self.num_rows, self.prices, self._num_rounds, self._noise = num_rows, prices, 0, TUNING.doubt**2
-        self._is_priced, self._first = bool(prices and prices.drafts), ({} if prices is None else None, dict[int, float]())
-        """Whether prices are known from the start, and else the shortest times of the first rounds, of both parts."""
-        size = len(_PLACES)
-        self._prior, self._log = np.zeros((2 * size, 2 * size)), np.zeros(2 * size)
-        self._prior[:size, :size] = TUNING.doubt**2 * _likeness(is_anchored=True)
-        self._prior[size:, size:] = TUNING.doubt**2 * _likeness(is_anchored=False)
-        self._prior[0, 0] = (TUNING.run * TUNING.doubt) ** 2
-        self._spread, self._log[0] = self._prior.copy(), math.log(pace)
-        self._keep = np.array([1.0] + [1 - 0.02 / TUNING.memory] * (2 * size - 1))
-        self._change = np.outer(1 - self._keep**2, [1.0] * 2 * size) * self._prior
+        self._is_priced, self._first = bool(prices and prices.drafts), (dict[int, float](), dict[int, float]())
+        """Whether prices are known from the start, and otherwise the shortest times of the first rounds, of both parts."""
+        self._passes = () if prices is None else prices.passes
+        self._spread, self._log = _DOUBTS.copy(), np.zeros(len(_DOUBTS))
+        self._log[0] = math.log(pace)
         self._price = cache(self._price_of)
 
     def _price_of(self, part: int, place: int) -> float:
@@ -108,11 +114,10 @@ class BatchCosts:
         None if the drafter was not asked, or had more to read than usual. Returns the usual seconds of such a round at the
         present pace."""
         is_trial, self._num_rounds = self.trial is not None, self._num_rounds + 1
-        if is_trial and self._first[0] is not None:
+        if is_trial and not self._passes:
             return self._measure(0, width, rest) + (self._measure(1, length, draft) if draft is not None else 0.0)
-        self._log[1:] *= self._keep[1]
-        self._spread *= np.outer(self._keep, self._keep)
-        self._spread += self._change
+        self._log[1:] *= _KEEP[1]
+        self._spread = _KEEP[:, None] * self._spread * _KEEP + _CHANGE
         self._spread[0, 0] += self._noise / TUNING.run**2
         usual = self._learn(0, width, rest)
         if draft is None:
@@ -125,13 +130,11 @@ class BatchCosts:
         """Let one of the first rounds be the price of a place. A round may be slow by chance, but never fast. A drafter that
         found nothing is assumed to cost nothing."""
         times = self._first[part]
-        assert times is not None
         if place or not part:
             times[place] = min(seconds, times.get(place, seconds))
-        rests, drafts = ([(float(at), times[at]) for at in sorted(times)] if times else [] for times in self._first)
+        rests, drafts = (sorted((float(at), times[at]) for at in times) for times in self._first)
         rests += [(rests[0][0] + 1, 1.1 * rests[0][1])] if len(rests) == 1 else []
-        passes = ((self.num_rows, tuple(rests)),) if rests or self.prices is None else self.prices.passes
-        self.prices = Prices(passes, ((self.num_rows, ((0.0, 0.0), *drafts)),))
+        self.prices = Prices(self._passes or ((self.num_rows, tuple(rests)),), ((self.num_rows, ((0.0, 0.0), *drafts)),))
         self._price.cache_clear()
         return times.get(place, 0.0)
 
@@ -145,7 +148,7 @@ class BatchCosts:
         most = max(TUNING.outlier, 3 * math.sqrt(known))
         if abs(surprise) > most:
             surprise = math.copysign(most, surprise)
-            self._spread += self._prior / TUNING.run
+            self._spread += _DOUBTS / TUNING.run
         self._log += surprise / whole * with_pace
         self._spread -= np.outer(with_pace / whole, with_pace)
         share, weight = self._noise / whole, min(20 + self._num_rounds, TUNING.memory)
