@@ -45,13 +45,13 @@ def multiply_float8(x: Tensor, weight: Packed, kind: Kind, *, gated: bool, finis
     num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     is_plain = not gated and finish.activation == "none" and finish.bias is None
     parts = num_parts(kind, 8) if is_plain else 1
-    tile = float8_tile(len(x), num_outputs, parts, gated=gated)
+    tile = float8_tile(len(x), num_outputs, parts, gated=gated, grouped=len(weight.scales) > 1)
     return float8_product(x, weight, tile=tile, folds=parts // tile.num_parts, gated=gated, finish=finish, out_dtype=out_dtype)
 
 
-def float8_tile(num_rows: int, num_outputs: int, parts: int, *, gated: bool) -> Tile:
+def float8_tile(num_rows: int, num_outputs: int, parts: int, *, gated: bool, grouped: bool = False) -> Tile:
     """The tile that measured best; its ``parts`` are side by side where there would be too few programs. A step is a unit."""
-    bm = next((size for size in (16, 32, 64) if num_rows <= size), 128)
+    bm = next((size for size in (16, 32, 64) if num_rows <= size), 64 if gated and grouped else 128)
     bn = 64
     if not gated and 128 < num_rows <= 384:
         bn, bm = 128, 64
@@ -153,11 +153,8 @@ def _weights(weight, at, first, k, is_output, EVEN: tl.constexpr, COPIED: tl.con
 
 
 @triton.jit
-def _factors(
-    steps, scales, unit, stop, rows, outputs, num_rows, num_outputs, GATED: tl.constexpr, GROUPED: tl.constexpr
-):  # fmt: skip
-    """Steps of the rows and scales of the outputs for a unit. They are asked for one unit ahead."""
-    step = tl.load(steps + unit * num_rows + rows, mask=(rows < num_rows) & (unit < stop), other=0.0)
+def _scales(scales, unit, stop, outputs, num_outputs, GATED: tl.constexpr, GROUPED: tl.constexpr):
+    """Scales of the outputs for a unit, which are asked for one unit ahead; 1 where they belong to whole outputs."""
     scale = tl.full(outputs.shape, 1.0, tl.float32)
     scale_up = scale
     if GROUPED:
@@ -166,7 +163,7 @@ def _factors(
         scale = tl.load(at, mask=is_there, other=0.0).to(tl.float32)
         if GATED:
             scale_up = tl.load(at + num_outputs, mask=is_there, other=0.0).to(tl.float32)
-    return step, scale, scale_up
+    return scale, scale_up
 
 
 @triton.jit
@@ -204,11 +201,12 @@ def _product(
     for fold in range(FOLDS):
         start = (part * FOLDS + fold) * part_len
         stop = tl.minimum(start + part_len, depth // _UNIT)
-        later = _factors(steps, scales, start, stop, rows, outputs, num_rows, num_outputs, GATED, GROUPED)
+        later = _scales(scales, start, stop, outputs, num_outputs, GATED, GROUPED)
         for unit in range(start, stop):
             k = unit * _UNIT
-            step, scale, scale_up = later
-            later = _factors(steps, scales, unit + 1, stop, rows, outputs, num_rows, num_outputs, GATED, GROUPED)
+            scale, scale_up = later
+            later = _scales(scales, unit + 1, stop, outputs, num_outputs, GATED, GROUPED)
+            step = tl.load(steps + unit * num_rows + rows, mask=is_row, other=0.0)
             w = _weights(weight, weights_at, first, k, is_output, EVEN, COPIED)
             codes = x.load([first_row, k]) if COPIED else tl.load(x_at + k, mask=is_row[:, None], other=0.0)
             total = _added(total, w, codes, step, scale, GROUPED)
