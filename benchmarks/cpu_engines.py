@@ -62,11 +62,11 @@ class Ours(Engine):
 
 @final
 class LlamaCpp(Engine):
-    """llama-cpp-python on a GGUF file."""
+    """llama.cpp on a GGUF file, through the module ``llama_cpp`` (llama-cpp-python, or another one with its interface)."""
 
     def __init__(self, path: str) -> None:
         llama_cpp: Any = importlib.import_module("llama_cpp")
-        self.name = f"llama.cpp (llama-cpp-python {llama_cpp.__version__})"
+        self.name = f"llama.cpp ({llama_cpp.__version__})"
         self._engine = llama_cpp.Llama(path, n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
 
     def tokens(self, prompt: list[int]) -> Iterator[int]:

@@ -13,13 +13,13 @@ import pytest
 from outrider.api import LLM
 from outrider.bench.peers import worker
 from outrider.bench.peers.peer import VARIANTS, Peer, PeerSpec
-from outrider.bench.peers.race import PeerLine, peers_table, race_peers, verdict
+from outrider.bench.peers.race import PeerLine, Terms, peers_table, race_peers, verdict
 from outrider.bench.settings import Setting
 from outrider.bench.stats import Estimate
 from outrider.bundled import bundled_path
 from outrider.core.errors import OptionError
 
-SETTINGS = {"dtype": "float32", "threads": 1, "max_len": 256, "num_draft_tokens": 3}
+SETTINGS = {"dtype": "float32", "threads": 1, "max_len": 256, "num_draft_tokens": 3, "clock": "process_time"}
 
 
 def spec(text: str) -> PeerSpec:
@@ -66,7 +66,7 @@ def test_a_race_with_hugging_face(monkeypatch: pytest.MonkeyPatch, variants: Seq
     llm = LLM(method="draft-model", draft=bundled_path("draft"), dtype="float32")
     prompts = [llm.codec.encode("Once upon a time, there was a"), llm.codec.encode("The dog saw a")]
     best = Setting("draft-model", options={"num_draft_tokens": 3})
-    part = race_peers(llm, best, [spec("hugging-face"), spec("vllm")], prompts, max_tokens=10, num_rounds=1)
+    part = race_peers(llm, best, [spec("hugging-face"), spec("vllm")], prompts, Terms(max_tokens=10, num_rounds=1))
     names = [line["name"] for line in part["lines"]]
     expected = [
         "outrider plain",

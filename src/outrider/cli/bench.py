@@ -13,7 +13,7 @@ import torch
 from outrider.api import LLM
 from outrider.bench.compare import changes_table, compare_runs
 from outrider.bench.peers.peer import VARIANTS, PeerSpec
-from outrider.bench.peers.race import peers_table, race_peers
+from outrider.bench.peers.race import Terms, peers_table, race_peers
 from outrider.bench.report import report
 from outrider.bench.runner import RunConfig
 from outrider.bench.session import Bench, BenchOutcome, run_bench, short_document
@@ -58,8 +58,7 @@ def _peers(llm: LLM, outcome: BenchOutcome, arguments: argparse.Namespace, draft
         outcome.fastest,
         specs,
         prompts[: arguments.peer_prompts],
-        max_tokens=arguments.max_tokens,
-        num_rounds=arguments.rounds,
+        Terms(arguments.max_tokens, arguments.rounds),
         say=say,
     )
 

@@ -17,6 +17,7 @@ VARIANTS = {
     "hugging-face": ("plain", "assisted", "prompt-lookup"),
     "vllm": ("plain", "ngram", "draft-model", "suffix"),
     "llama-cpp": ("plain", "draft-model", "prompt-lookup"),
+    "llama-server": ("plain", "draft-model", "prompt-lookup"),
     "openvino": ("plain", "draft-model", "prompt-lookup"),
 }
 """Modes of every engine. Each is compared with the first one."""
@@ -79,7 +80,8 @@ class Peer:
         name = f"{spec.engine} {variant}"
         if variant in _USES_DRAFT and spec.draft is None:
             return "no draft model given"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": "", **_preloads(spec)}
+        own = {"OMP_NUM_THREADS": str(settings["threads"]), "OUTRIDER_PEER_CLOCK": settings["clock"], "PYTHONPATH": ""}
+        environment = {**os.environ, **own, **_preloads(spec)}
         try:
             process = subprocess.Popen(
                 [spec.python, str(Path(__file__).with_name("worker.py"))],

@@ -52,15 +52,24 @@ class Contestant:
     generate: Generate
 
 
+@dataclass(frozen=True)
+class Terms:
+    """How long a race is, and what its seconds are."""
+
+    max_tokens: int
+    num_rounds: int
+    clock: Callable[[], float] = time.perf_counter
+    """A function of ``time``: ``process_time`` counts each engine's own processor, where a machine is shared."""
+
+
 def race_peers(
-    llm: LLM, best: Setting, specs: Sequence[PeerSpec], prompts: Sequence[list[int]], *, max_tokens: int, num_rounds: int,
-    say: Say = lambda _: None,
-) -> dict[str, Any]:  # fmt: skip
+    llm: LLM, best: Setting, specs: Sequence[PeerSpec], prompts: Sequence[list[int]], terms: Terms, say: Say = lambda _: None
+) -> dict[str, Any]:
     """The ``peers`` part of a bench's document."""
-    peers, skipped = _open_all(llm, specs, length=int(best.options.get("num_draft_tokens", 4)))
+    peers, skipped = _open_all(llm, specs, terms, length=int(best.options.get("num_draft_tokens", 4)))
     try:
-        runners = [*_ours(llm, best), *(Contestant(p.name, p.name.split()[0], p.version, p.generate) for p in peers)]
-        texts, times, failed = _rounds(runners, prompts, max_tokens=max_tokens, num_rounds=num_rounds, say=say)
+        runners = [*_ours(llm, best, terms), *(Contestant(p.name, p.name.split()[0], p.version, p.generate) for p in peers)]
+        texts, times, failed = _rounds(runners, prompts, terms, say)
     finally:
         for peer in peers:
             peer.close()
@@ -71,17 +80,18 @@ def race_peers(
         "skipped": skipped,
         "verdict": verdict(lines),
         "prompts": len(prompts),
-        "max_tokens": max_tokens,
-        "rounds": num_rounds,
+        "max_tokens": terms.max_tokens,
+        "rounds": terms.num_rounds,
     }
 
 
-def _open_all(llm: LLM, specs: Sequence[PeerSpec], *, length: int) -> tuple[list[Peer], list[dict[str, str]]]:
+def _open_all(llm: LLM, specs: Sequence[PeerSpec], terms: Terms, *, length: int) -> tuple[list[Peer], list[dict[str, str]]]:
     settings = {
         "dtype": str(llm.target.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "max_len": min(llm.target.max_len, 2048),
         "num_draft_tokens": length,
+        "clock": terms.clock.__name__,
     }
     opened: list[Peer] = []
     skipped: list[dict[str, str]] = []
@@ -98,12 +108,12 @@ def _open_all(llm: LLM, specs: Sequence[PeerSpec], *, length: int) -> tuple[list
     return opened, skipped
 
 
-def _ours(llm: LLM, best: Setting) -> list[Contestant]:
+def _ours(llm: LLM, best: Setting, terms: Terms) -> list[Contestant]:
     settings = {f"{OURS} {BASELINE}": Setting(BASELINE), f"{OURS} {best.label}": best}
-    return [Contestant(name, OURS, "", _our_run(llm, setting)) for name, setting in settings.items()]
+    return [Contestant(name, OURS, "", _our_run(llm, setting, terms.clock)) for name, setting in settings.items()]
 
 
-def _our_run(llm: LLM, setting: Setting) -> Generate:
+def _our_run(llm: LLM, setting: Setting, clock: Callable[[], float]) -> Generate:
     """Runs our engine with a new method for every text, as the others do."""
 
     def run(prompt: list[int], max_tokens: int) -> PeerText | str:
@@ -111,10 +121,10 @@ def _our_run(llm: LLM, setting: Setting) -> Generate:
         requests = llm.requests([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         steps = llm.steps(requests, method=method)
         state = next(steps).state
-        first, began = state.num_output, time.perf_counter()
+        first, began = state.num_output, clock()
         for _ in steps:
             continue
-        return PeerText(state.output_ids, state.num_output - first, time.perf_counter() - began)
+        return PeerText(state.output_ids, state.num_output - first, clock() - began)
 
     return run
 
@@ -124,13 +134,13 @@ _Times = dict[str, list[list[float]]]
 
 
 def _rounds(
-    runners: Sequence[Contestant], prompts: Sequence[list[int]], *, max_tokens: int, num_rounds: int, say: Say
+    runners: Sequence[Contestant], prompts: Sequence[list[int]], terms: Terms, say: Say
 ) -> tuple[_Texts, _Times, dict[str, str]]:
     """Seconds per token by round and prompt. The first round warms up and is dropped."""
     texts: _Texts = {runner.name: [] for runner in runners}
     times: _Times = {runner.name: [] for runner in runners}
     failed: dict[str, str] = {}
-    for number in range(num_rounds + 1):
+    for number in range(terms.num_rounds + 1):
         for runner in runners:
             texts[runner.name] = []
             if number:
@@ -138,14 +148,14 @@ def _rounds(
         for index, prompt in enumerate(prompts):
             shift = (number + index) % len(runners)
             for runner in [*runners[shift:], *runners[:shift]]:
-                answer = failed.get(runner.name) or runner.generate(prompt, max_tokens)
+                answer = failed.get(runner.name) or runner.generate(prompt, terms.max_tokens)
                 if isinstance(answer, str):
                     failed[runner.name] = answer
                     continue
                 texts[runner.name].append(answer.tokens)
                 if number:
                     times[runner.name][-1].append(answer.seconds / max(1, answer.num_timed))
-        say(f"peers: round {number} of {num_rounds}")
+        say(f"peers: round {number} of {terms.num_rounds}")
     return texts, times, failed
 
 

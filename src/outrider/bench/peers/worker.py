@@ -19,17 +19,19 @@ from typing import Any, TextIO
 
 Answer = dict[str, Any]
 Run = Callable[[list[int], int], Answer]
+now: Callable[[], float] = getattr(time, os.environ.get("OUTRIDER_PEER_CLOCK", "perf_counter"))
+"""Seconds by the clock, or those of this process's processor (``process_time``)."""
 
 
 def timed(generate: Callable[[list[int], int], list[int]]) -> Run:
     """An engine that answers all at once. Its call for one token stands for the prefill."""
 
     def run(prompt: list[int], max_tokens: int) -> Answer:
-        began = time.perf_counter()
+        began = now()
         generate(prompt, 1)
-        first = time.perf_counter()
+        first = now()
         tokens = generate(prompt, max_tokens)
-        return {"tokens": tokens, "first": 1, "first_seconds": first - began, "seconds": time.perf_counter() - first}
+        return {"tokens": tokens, "first": 1, "first_seconds": first - began, "seconds": now() - first}
 
     return run  # seconds less first_seconds: two calls, the same prefill
 
@@ -38,11 +40,11 @@ class Stopwatch:
     """Records when tokens arrive, as a Hugging Face streamer."""
 
     def __init__(self) -> None:
-        self.began = time.perf_counter()
+        self.began = now()
         self.arrivals: list[tuple[int, float]] = []
 
     def put(self, value: Any) -> None:
-        self.arrivals.append((value.numel(), time.perf_counter()))
+        self.arrivals.append((value.numel(), now()))
 
     def end(self) -> None:
         pass
@@ -77,7 +79,7 @@ def hugging_face(job: dict[str, Any]) -> tuple[Run, str]:
         limits = {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0}
         with torch.inference_mode():
             out = model.generate(ids, attention_mask=torch.ones_like(ids), streamer=watch, **limits, **extra)
-        ended = time.perf_counter()
+        ended = now()
         tokens = out[0, len(prompt) :].tolist()
         count, first = watch.arrivals[1] if len(watch.arrivals) > 1 else (len(tokens), ended)
         return {"tokens": tokens, "first": count, "first_seconds": first - watch.began, "seconds": ended - watch.began}
@@ -131,15 +133,44 @@ def llama_cpp(job: dict[str, Any]) -> tuple[Run, str]:
 
     def run(prompt: list[int], max_tokens: int) -> Answer:
         llm.reset()
-        began, first, tokens = time.perf_counter(), 0.0, []
+        began, first, tokens = now(), 0.0, []
         for token in llm.generate(prompt, temp=0.0, reset=True):
             tokens.append(int(token))
-            first = first or time.perf_counter()
+            first = first or now()
             if len(tokens) == max_tokens:
                 break
-        return {"tokens": tokens, "first": 1, "first_seconds": first - began, "seconds": time.perf_counter() - began}
+        return {"tokens": tokens, "first": 1, "first_seconds": first - began, "seconds": now() - began}
 
     return run, f"llama-cpp-python {engine.__version__}"
+
+
+def llama_server(job: dict[str, Any]) -> tuple[Run, str]:
+    """llama.cpp's own server, in this process, with its own speculation."""
+    from importlib.metadata import version
+    from urllib.request import Request, urlopen
+
+    import xllamacpp as engine  # pyright: ignore[reportMissingImports]
+
+    kinds, params = engine.common_speculative_type, engine.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = job["model"], job["max_len"], 1, -1
+    draft, ngrams = params.speculative.draft, params.speculative.ngram_simple
+    for used in (params.cpuparams, params.cpuparams_batch, draft.cpuparams, draft.cpuparams_batch):
+        used.n_threads = job["threads"]
+    if job["variant"] == "draft-model":
+        params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        draft.mparams.path, draft.n_max, draft.p_min = job["draft"], job["num_draft_tokens"], 0.0
+    elif job["variant"] == "prompt-lookup":
+        params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        ngrams.size_n, ngrams.size_m = 3, job["num_draft_tokens"]
+    server = engine.Server(params)
+
+    def generate(prompt: list[int], max_tokens: int) -> list[int]:
+        asked = {"prompt": prompt, "n_predict": max_tokens, "temperature": 0, "ignore_eos": True}
+        body = json.dumps(asked | {"return_tokens": True, "cache_prompt": False}).encode()
+        with urlopen(Request(f"{server.listening_address}/completion", body, {"Content-Type": "application/json"})) as reply:
+            return json.load(reply)["tokens"]
+
+    return timed(generate), f"xllamacpp {version('xllamacpp')}"
 
 
 def openvino(job: dict[str, Any]) -> tuple[Run, str]:
@@ -167,7 +198,13 @@ def openvino(job: dict[str, Any]) -> tuple[Run, str]:
     return timed(generate), f"openvino-genai {engine.__version__}"
 
 
-ENGINES = {"hugging-face": hugging_face, "vllm": vllm, "llama-cpp": llama_cpp, "openvino": openvino}
+ENGINES = {
+    "hugging-face": hugging_face,
+    "vllm": vllm,
+    "llama-cpp": llama_cpp,
+    "llama-server": llama_server,
+    "openvino": openvino,
+}
 
 
 def main() -> None:
