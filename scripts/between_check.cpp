@@ -74,8 +74,13 @@ static void say_choices(bool is_greedy) {
     for (int i = 0; i < BATCH * NODES; i++) tokens[i] = (5 * i + 2) % VOCAB, parents[i] = (i % NODES - 1) / 2;
     for (int row = 0; row < BATCH; row++) parents[row * NODES] = -1;
     Choices choices{BATCH, NODES, 0, VOCAB, floats(BATCH * NODES * VOCAB, 0.0f, 4.0f), tokens, parents, &shapes.shaping, SEEDS, POSITIONS, nullptr, out};
+    int32_t sizes[BATCH];
+    int64_t walks[BATCH * (WALK_HEAD + NODES)] = {};
+    std::fill(sizes, sizes + BATCH, NODES), choices.sizes = sizes, choices.walks = walks;
     get<int(const Choices*)>("outrider_choose")(&choices);
-    say(is_greedy ? "choices greedy" : "choices sampled", " %lld", reinterpret_cast<long long*>(out), BATCH * NODES);
+    const std::string name = is_greedy ? "greedy" : "sampled";
+    say("choices " + name, " %lld", reinterpret_cast<long long*>(out), BATCH * NODES);
+    say("walks " + name, " %lld", reinterpret_cast<long long*>(walks), BATCH * (WALK_HEAD + NODES));
 }
 
 // Trees that a call has grown

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_rules_vectorised import VOCAB_SIZE, Case, assert_forms_agree, case_of, law_of, random_law, row_verdict
+from test_rules_vectorised import VOCAB_SIZE, Case, assert_forms_agree, case_of, law_of, random_law
 from tiers import repeats
 from tiny_pair import VOCAB, tiny_model
 from toy_laws import Experiment, arbitrary, by_draws, chain, distance, grow, mean_emitted, toy_pair
@@ -90,7 +90,7 @@ def judged_rows(rule: Any, case: Case, law: Any) -> Iterator[tuple[int, RowDraft
     for row, size in enumerate(case.sizes):
         draft = RowDraft.of(case.draft, law, row)
         scalar = rule.judge_row(draft, judged[row, :size], case.sources[row])
-        assert row_verdict(verdict, row) == scalar, f"row {row}"
+        assert verdict.rows[row] == scalar, f"row {row}"
         yield row, draft, scalar
 
 
@@ -149,7 +149,7 @@ def test_nothing_drafted(name: str, batch_size: int) -> None:
     assert not verdict.rejected.any()
     for row in range(batch_size):
         scalar = rule.walk_row(RowDraft.of(draft, law, row), NoiseSource(noise, row))
-        assert row_verdict(verdict, row) == scalar and not scalar.path
+        assert verdict.rows[row] == scalar and not scalar.path
 
 
 @dataclass
@@ -188,7 +188,7 @@ def test_the_lossless_end_is_the_exact_rule_number_for_number(name: str, is_chai
         for law in (case.law, greedy_law(case, seed)):
             mine, other = rule.walk(case.draft, law, case.noise), exact.walk(case.draft, law, case.noise)
             for row in range(len(case.sizes)):
-                assert row_verdict(mine, row) == row_verdict(other, row)
+                assert mine.rows[row] == other.rows[row]
 
 
 @pytest.mark.parametrize("flavour", ["random", "target cut to two", "draft cut to two", "greedy target", "draft equals target"])

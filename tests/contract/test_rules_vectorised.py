@@ -24,7 +24,7 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Law, Sampler
 from outrider.core.tree import TokenTree
-from outrider.core.verdict import RowVerdict, Verdict
+from outrider.core.verdict import RowVerdict
 
 RULES: list[type[AcceptanceRule]] = [Block, Coupled, Delta, KSeq, Recursive, Rejection, Transport, Traversal]
 VOCAB_SIZE = 5
@@ -95,7 +95,7 @@ class Case:
         batched = rule.walk(self.draft, self.law, self.noise)
         for row in range(len(self.sizes)):
             scalar = rule.walk_row(RowDraft.of(self.draft, self.law, row), self.sources[row])
-            yield row_verdict(batched, row), scalar
+            yield batched.rows[row], scalar
 
 
 @cache
@@ -118,11 +118,6 @@ def assert_forms_agree(rule: AcceptanceRule, *, cases: range, is_chain: bool) ->
             assert batched == scalar, f"seed {seed}"
             lengths.add(len(scalar.path))
     assert lengths >= {0, 1, 2, 3}, "the cases are too easy"
-
-
-def row_verdict(verdict: Verdict, row: int) -> RowVerdict:
-    path = verdict.path[row, : int(verdict.num_accepted[row])].tolist()
-    return RowVerdict(tuple(path), int(verdict.next_token[row]), bool(verdict.rejected[row]))
 
 
 SHAPES = [(rule, is_chain) for rule in RULES for is_chain in (True, False) if is_chain or rule.shape is Shape.TREE]
@@ -154,7 +149,7 @@ def test_nothing_drafted(rule: type[AcceptanceRule], batch_size: int) -> None:
     assert not verdict.rejected.any()
     for row in range(batch_size):
         scalar = rule().walk_row(RowDraft.of(Draft(tree, rule.exact_for[0]), law, row), NoiseSource(noise, row))
-        assert row_verdict(verdict, row) == scalar
+        assert verdict.rows[row] == scalar
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -172,7 +167,7 @@ def test_greedy_rows_follow_the_argmax(rule: type[AcceptanceRule], is_chain: boo
             node, choices = 0, greedy[row].tolist()
             if rule in (KSeq, Transport):  # guesses of one text are judged by the law of the first node that spells it
                 choices = [choices[first] for first in first_twins(case.tree)[row].tolist()]
-            found = row_verdict(verdict, row)
+            found = verdict.rows[row]
             for child in found.path:
                 assert int(case.tree.parents[row, child]) == node
                 assert int(case.tree.tokens[row, child]) == choices[node]
@@ -222,7 +217,7 @@ def decode(p: Tensor, seed: int, next_size: Callable[[], int]) -> tuple[list[int
         tree = TokenTree.of_rows([(tokens, parents)])
         noise = Noise(torch.tensor([seed]), torch.tensor([len(text) - 1]))
         verdict = Coupled().walk(Draft(tree, Draws.DETERMINISTIC), law_of(p[tree.tokens], tree, noise), noise)
-        found = row_verdict(verdict, 0)
+        found = verdict.rows[0]
         text += [*(tokens[node] for node in found.path), found.next_token]
         num_accepted += len(found.path)
     return text[:17], num_accepted
@@ -240,7 +235,7 @@ def test_a_row_does_not_depend_on_its_batch(rule: type[AcceptanceRule]) -> None:
             q = None if case.draft.q is None else case.draft.q[row : row + 1, :size]
             law = law_of(case.law.probs[row : row + 1, :size], tree, noise)
             alone = rule().walk(Draft(tree, Draws.IID, q), law, noise)
-            assert row_verdict(alone, 0) == row_verdict(batched, row)
+            assert alone.rows[0] == batched.rows[row]
 
 
 @dataclass

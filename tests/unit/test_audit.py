@@ -274,6 +274,7 @@ def test_the_wrong_choice_of_right_scores(llm: LLM, monkeypatch) -> None:
         return chain_verdict(tree, torch.full((tree.batch_size,), tree.num_nodes - 1), choices[:, -1])
 
     monkeypatch.setattr(coupled_module, "followed_one_by_one", everything)
+    monkeypatch.setattr(coupled_module.Coupled, "follows_choices", False)  # so that the native pass does not walk
     found = look(llm, "draft-model")
     greedy = next(finding for finding in found.findings if finding.part == "greedy")
     assert caught(greedy) and "rule" in greedy.details[0]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.acceptance.coupled import followed_one_by_one
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
@@ -102,11 +103,26 @@ def test_choices_are_those_of_the_oracle(library: Any, seed: int, sharpness: flo
         assert ours[row, : max(0, size - start)].tolist() == oracle[row, : max(0, size - start)].tolist(), rows[row].params
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_walks_are_those_of_the_rule(library: Any, seed: int) -> None:
+    """Siblings may hold the same token, and rows have trees of different sizes. Every fourth batch has chains."""
+    chance = random.Random(seed)
+    trees = [random_row(chance, chance.choice([1, 5, 17])) for _ in range(4)]
+    if seed % 4 == 0:
+        trees = [(tokens, [*range(-1, len(tokens) - 1)]) for tokens, _ in trees]
+    tree = TokenTree.of_rows([([token % 3 for token in tokens], parents) for tokens, parents in trees])
+    logits = torch.randn(4, tree.num_nodes, 3, generator=torch.Generator().manual_seed(seed))
+    noise = Noise(torch.arange(4), torch.zeros(4, dtype=torch.int64))
+    chosen = choose(library, logits, Tempering([0.0, 0.0, 1.0, 0.5]), noise=noise, tree=tree, start=0, masks={})
+    assert chosen.walks == followed_one_by_one(tree, chosen.tokens).rows
+
+
 def choices_of(library: Any, logits: Tensor, cut: Cut, seed: int) -> tuple[list[int], int]:
     noise = Noise(torch.tensor([seed]), torch.tensor([0]))
     given = {"noise": noise, "tree": TokenTree.chain(torch.zeros(1, 1, dtype=torch.int64)), "start": 0, "masks": {}}
-    chosen, num_open = choose(library, logits[None, None], Tempering([1.0], [cut]), **given)
-    return chosen[0].tolist(), num_open
+    chosen = choose(library, logits[None, None], Tempering([1.0], [cut]), **given)
+    assert (chosen.walks is None) == (chosen.num_open > 0)
+    return chosen.tokens[0].tolist(), chosen.num_open
 
 
 @pytest.mark.parametrize("cut", [Cut(top_p=0.75), Cut(typical_p=0.75), Cut(top_p=0.75, typical_p=0.9)], ids=str)

@@ -39,6 +39,7 @@ class Coupled(AcceptanceRule):
     exact_for: ClassVar = (Draws.DETERMINISTIC, Draws.IID, Draws.WITHOUT_REPLACEMENT, Draws.BEAM)
     keeps_seed: ClassVar = True
     can_be_captured: ClassVar = True
+    follows_choices: ClassVar = True
     shape: ClassVar = Shape.TREE
     lossless: ClassVar = True
 

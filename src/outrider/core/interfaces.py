@@ -257,6 +257,8 @@ class AcceptanceRule(ABC):
     lossless: ClassVar[bool]
     can_be_captured: ClassVar[bool] = False
     """Captured rounds can use this rule."""
+    follows_choices: ClassVar[bool] = False
+    """Whether it accepts exactly the target's own choices, so that a target may make the walk itself (``Law.walks``)."""
     keeps_seed: ClassVar[bool] = False
     """Whether the text equals plain decoding's with the same seed. Other rules only keep the distribution."""
 

@@ -10,16 +10,17 @@ logarithms are taken in float64 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
+from outrider.core.verdict import RowVerdict
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 """Adding k times this to a key shifts its stream by k elements."""
@@ -86,9 +87,21 @@ Masks = Mapping[tuple[int, int], Tensor]
 """[V] boolean masks of the tokens that a grammar allows, by row and node."""
 
 
+class Chosen(NamedTuple):
+    """A target's choices after the nodes of trees."""
+
+    tokens: Tensor
+    """[B, M]; -1 where rounding decides."""
+    num_open: int = 0
+    """Number of choices that are -1."""
+    walks: Sequence[RowVerdict] | None = None
+    """The walk of each row along its choices, where the target's own code makes it and all choices are known. It equals that of
+    ``acceptance/coupled.py``."""
+
+
 class Choose(Protocol):
-    """The target's choices [B, M] after nodes ``start``.. of ``tree``, from their raw logits [B, M, V]. ``tempering``
-    and ``masks`` shape the laws. A choice is -1 where rounding decides; the second result counts those."""
+    """The target's choices after nodes ``start``.. of ``tree``, from their raw logits [B, M, V]. ``tempering`` and ``masks``
+    shape the laws."""
 
     def __call__(
         self,
@@ -99,7 +112,7 @@ class Choose(Protocol):
         tree: TokenTree,
         start: int,
         masks: Masks,
-    ) -> tuple[Tensor, int]: ...
+    ) -> Chosen: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,14 +20,15 @@ from torch import Tensor
 from outrider.core.params import SamplingParams
 from outrider.core.penalties import Penalties, is_penalised
 from outrider.core.request import RequestState
-from outrider.core.rng import Noise, Purpose
+from outrider.core.rng import Chosen, Noise, Purpose
 from outrider.core.scores import Scores
 from outrider.core.tempering import Cut, Minimum, Tempering
 from outrider.core.tree import TokenTree
 from outrider.core.truncation import min_p, top_k, top_p, typical_p
+from outrider.core.verdict import RowVerdict
 
-Choose = Callable[[], tuple[Tensor, int]]
-"""Returns choices [B, M], and how many of them are still open."""
+Choose = Callable[[], Chosen]
+"""A target's own choices, made when they are first read."""
 
 
 class Law:
@@ -43,8 +44,8 @@ class Law:
         start: int = 0,
         choose: Choose | None = None,
     ) -> None:
-        """``adjusted`` may be a function, called on first use. ``choose`` returns choices without it: -1 for those
-        left to this law, and their number."""
+        """``adjusted`` may be a function, called on first use. ``choose`` returns choices without it, and leaves open ones to
+        this law."""
         self._adjusted, self._choose = adjusted, choose
         self._sampler = sampler
         self._tree = tree
@@ -69,10 +70,19 @@ class Law:
     @cached_property
     def choices(self) -> Tensor:
         """[B, M] Gumbel-max draw with the noise of each node's output position; the argmax where temperature is 0."""
-        if self._choose is None:
+        chosen = self._chosen
+        if chosen is None:
             return self._own_choices()
-        chosen, num_open = self._choose()
-        return torch.where(chosen < 0, self._own_choices(), chosen) if num_open else chosen
+        return torch.where(chosen.tokens < 0, self._own_choices(), chosen.tokens) if chosen.num_open else chosen.tokens
+
+    @property
+    def walks(self) -> Sequence[RowVerdict] | None:
+        """The walk of each row along ``choices``, if the target's own code has made it."""
+        return None if self._chosen is None else self._chosen.walks
+
+    @cached_property
+    def _chosen(self) -> Chosen | None:
+        return None if self._choose is None else self._choose()
 
     def _own_choices(self) -> Tensor:
         return (self.adjusted if self._sampler.all_greedy else self.perturbed).argmax(-1)
@@ -114,6 +124,11 @@ class Sampler:
         self._has_processors = any(p.logits_processors for p in params)
         self._per_node = [i for i, p in enumerate(params) if p.grammar or p.logits_processors]
 
+    @cached_property
+    def seeds(self) -> Tensor:
+        """[B] int64."""
+        return torch.tensor([row.seed for row in self.rows], device=self.device)
+
     @property
     def tempering(self) -> Tempering | None:
         """The rows' sampling parameters as plain values; None if a grammar or a user's function is needed."""
@@ -133,9 +148,9 @@ class Sampler:
             return self.law(scores.logits, tree, noise)
         depths = None if self.all_greedy else tree.depths
         elsewhere = partial(choose, tempering.temperatures, noise, depths)
-        return Law(lambda: self.adjust(scores.logits, tree), self, tree, noise, choose=lambda: (elsewhere(), 0))
+        return Law(lambda: self.adjust(scores.logits, tree), self, tree, noise, choose=lambda: Chosen(elsewhere()))
 
-    def _chosen(self, logits: Tensor, tree: TokenTree, noise: Noise, start: int) -> tuple[Tensor, int]:
+    def _chosen(self, logits: Tensor, tree: TokenTree, noise: Noise, start: int) -> Chosen:
         """The choices of ``law``, computed by the target's own code."""
         assert noise.choose is not None
         masks = {(i, node): mask for i in self._per_node for node, mask in self._masks(tree, i, start).items()}

@@ -97,7 +97,7 @@ class TokenTree:
     def chain(tokens: Tensor, sizes: Sequence[int] | None = None) -> TokenTree:
         """B chains from [B, N] tokens, root first."""
         batch_size, num_nodes = tokens.shape
-        parents = torch.arange(-1, num_nodes - 1, device=tokens.device).expand(batch_size, -1)
+        parents = _chain_parents(num_nodes, tokens.device).expand(batch_size, -1)
         return TokenTree(tokens, parents, tuple(sizes or [num_nodes] * batch_size), is_chain=True)
 
     @staticmethod
@@ -111,6 +111,11 @@ class TokenTree:
             return TokenTree.chain(torch.tensor(tokens, device=device), [len(row) for row, _ in rows])
         sizes = tuple(len(row) for row, _ in rows)
         return TokenTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), sizes)
+
+
+@lru_cache(maxsize=64)
+def _chain_parents(num_nodes: int, device: torch.device) -> Tensor:
+    return torch.arange(-1, num_nodes - 1, device=device)
 
 
 @lru_cache(maxsize=64)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 
@@ -21,15 +21,14 @@ class Verdict:
     rejected: Tensor
     """[B] true where the path ended because every guess at that node was rejected; false at a leaf."""
 
-    @classmethod
-    def without_guesses(cls, next_token: Tensor) -> Verdict:
-        """The verdict on trees that hold only a root."""
-        none = torch.zeros_like(next_token)
-        return cls(none[:, None][:, :0], none, next_token, none.bool())
+    @property
+    def rows(self) -> list[RowVerdict]:
+        """The verdict on each row. Waits for the device."""
+        found = (tensor.tolist() for tensor in (self.path, self.num_accepted, self.next_token, self.rejected))
+        return [RowVerdict(tuple(path[:length]), token, rejected) for path, length, token, rejected in zip(*found, strict=True)]
 
 
-@dataclass(frozen=True)
-class RowVerdict:
+class RowVerdict(NamedTuple):
     """The verdict on one row, as the scalar form of a rule returns it."""
 
     path: tuple[int, ...]

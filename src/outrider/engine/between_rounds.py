@@ -23,7 +23,7 @@ from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.device.acceptance.coupled import NOTE
-from outrider.engine.walked import path_along, paths_of, told_rows, verdict_of
+from outrider.engine.walked import path_along, told_rows, verdicts_of
 from outrider.models.attention import tree_tiles
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.uploads import sent
@@ -170,9 +170,9 @@ class BetweenRounds(DeviceDrafter):
             draft, noise, sampler = self._asked[0], self._noise, self._sampler
             assert self.rule is not None and noise is not None and draft.tree.num_nodes <= count
             law = sampler.law_of(self._own(graph.logits, draft.tree.num_nodes), draft.tree, noise)
-            verdict = verdict_of(self.rule, draft, law, noise, all_greedy=sampler.all_greedy)
-            self._walked = paths_of(verdict), verdict.rejected.tolist()
-            told = told_rows(draft.tree.tokens.tolist(), self._walked[0], verdict.next_token.tolist(), count)
+            verdicts = verdicts_of(self.rule, draft, law, noise, all_greedy=sampler.all_greedy)
+            self._walked = [[0, *one.path] for one in verdicts], [one.rejected for one in verdicts]
+            told = told_rows(draft.tree.tokens.tolist(), self._walked[0], [one.next_token for one in verdicts], count)
             for slot, row in zip(self._slots, told, strict=True):
                 nodes[slot], following[slot] = row
         graph.tell(nodes, following)

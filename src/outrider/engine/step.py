@@ -29,14 +29,14 @@ from outrider.core.request import Request, RequestState, TokenLogprob
 from outrider.core.rng import Noise
 from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
-from outrider.core.verdict import Verdict
+from outrider.core.verdict import RowVerdict
 from outrider.engine.finish import take
 from outrider.engine.forced import Forced
 from outrider.engine.job import Slots
 from outrider.engine.limits import plain_plan, within
 from outrider.engine.pieces import PieceSizes
 from outrider.engine.prefill import Prefill, Prefilled, wait_for
-from outrider.engine.walked import paths_of, verdict_of
+from outrider.engine.walked import verdicts_of
 
 
 @dataclass(eq=False)
@@ -115,9 +115,9 @@ class Engine:
     def step(self, batch: Batch, room: int = sys.maxsize, pieces: Sequence[PromptPiece] = ()) -> RoundReport:
         """Run one round, with at most ``room`` guesses a row, and report it. Finished rows stay in the batch (see
         ``Batch.without_finished``). A ``ReadingTarget`` reads ``pieces`` of prompts in the same pass."""
-        if not self.target.traits.has_own_threads:
+        num_threads = torch.get_num_threads() if self.target.traits.has_own_threads else 1
+        if num_threads == 1:
             return self._step(batch, room, pieces)
-        num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             return self._step(batch, room, pieces)
@@ -138,8 +138,8 @@ class Engine:
         scores = self._scores(draft, batch.cache, taps, pieces)
         scored = self._own_clock()
         law = batch.sampler.law_of(scores, draft.tree, context.noise)
-        verdict = verdict_of(method.rule, draft, law, context.noise, all_greedy=batch.sampler.all_greedy)
-        paths = paths_of(verdict)
+        verdicts = verdicts_of(method.rule, draft, law, context.noise, all_greedy=batch.sampler.all_greedy)
+        paths = [[0, *verdict.path] for verdict in verdicts]
         batch.cache.commit(paths)
         own = 1 - self._reading_share(draft, pieces, scored - planned)  # so that rounds with and without prompts compare
         seconds = drafted - planned, own * (scored - drafted)
@@ -149,7 +149,7 @@ class Engine:
         seen = replace(seen, round_seconds=own * (self._own_clock() - planned), padded=self.target.traits.pads)
         if plain is None:
             method.policy.update(batch.policy_state, forced.apart(own_draft, seen))
-        return self._emit(batch, verdict, seen, began)
+        return self._emit(batch, verdicts, seen, began)
 
     def _scores(self, draft: Draft, cache: Cache, taps: Sequence[int], pieces: Sequence[PromptPiece]) -> Scores:
         if not pieces:
@@ -192,19 +192,18 @@ class Engine:
 
     def _context(self, batch: Batch) -> Context:
         device = self.target.device
-        seeds = torch.tensor([row.seed for row in batch.rows], device=device)
         positions = torch.tensor([row.num_output for row in batch.rows], device=device)
-        noise = Noise(seeds, positions, self.target.gumbel_stream, self.target.choose)
+        noise = Noise(batch.sampler.seeds, positions, self.target.gumbel_stream, self.target.choose)
         return Context([row.tokens for row in batch.rows], batch.sampler, noise, device, batch.cache)
 
-    def _emit(self, batch: Batch, verdict: Verdict, seen: Observation, began: float) -> RoundReport:
+    def _emit(self, batch: Batch, verdicts: Sequence[RowVerdict], seen: Observation, began: float) -> RoundReport:
         """Give every request its tokens, up to where one of them ends it."""
-        next_tokens, rejected = verdict.next_token.tolist(), verdict.rejected.tolist()
+        rejected = [verdict.rejected for verdict in verdicts]
         tokens = seen.draft.tree.tokens.tolist()
         positions = [row.num_output for row in batch.rows]
         emitted: list[list[int]] = []
         for i, (state, path) in enumerate(zip(batch.rows, seen.paths, strict=True)):
-            run = [*(tokens[i][node] for node in path[1:]), next_tokens[i]]
+            run = [*(tokens[i][node] for node in path[1:]), verdicts[i].next_token]
             taken = take(state, run, len(path) - 1, rejected=rejected[i], max_len=self.target.max_len)
             if state.params.logprobs is not None:
                 _add_logprobs(state, seen.scores.logits[i], path, taken)

@@ -15,20 +15,18 @@ from outrider.core.draft import Draft
 from outrider.core.interfaces import AcceptanceRule
 from outrider.core.rng import Noise
 from outrider.core.sampling import Law
-from outrider.core.verdict import Verdict
+from outrider.core.verdict import RowVerdict
 
 
-def verdict_of(rule: AcceptanceRule, draft: Draft, law: Law, noise: Noise, *, all_greedy: bool) -> Verdict:
-    """The rule's verdict. It is computed without the rule if there is no guess to test and nothing to draw."""
-    if draft.tree.num_nodes == 1 and all_greedy:
-        return Verdict.without_guesses(law.choices[:, 0])
-    return rule.walk(draft, law, noise)
-
-
-def paths_of(verdict: Verdict) -> list[list[int]]:
-    """Committed nodes of each row, the root first. This is the only place where a round waits for the device."""
-    lengths = verdict.num_accepted.tolist()
-    return [[0, *path[:length]] for path, length in zip(verdict.path.tolist(), lengths, strict=True)]
+def verdicts_of(rule: AcceptanceRule, draft: Draft, law: Law, noise: Noise, *, all_greedy: bool) -> Sequence[RowVerdict]:
+    """The rule's verdict on each row. This is the only place where a round waits for the device. The rule is not asked if the
+    target has walked along its own choices, or if there is no guess to test and nothing to draw."""
+    has_choice = draft.tree.num_nodes > 1 or not all_greedy
+    if rule.follows_choices or not has_choice:
+        walks = law.walks
+        if walks is not None:
+            return walks
+    return rule.walk(draft, law, noise).rows if has_choice else [RowVerdict((), one, False) for (one,) in law.choices.tolist()]
 
 
 def told_rows(

@@ -24,7 +24,6 @@ from outrider.core.request import Request, RequestState
 from outrider.core.rng import Noise
 from outrider.core.sampling import Law, Sampler
 from outrider.core.tree import TokenTree
-from outrider.core.verdict import RowVerdict, Verdict
 
 EXACT = 1e-12
 _CHAINS = ((-1, 0), (-1, 0, 1))
@@ -87,20 +86,15 @@ def check_twin(rule: AcceptanceRule, draws: Draws, *, num_batches: int = 80) -> 
     for seed in range(num_batches):
         is_chain = type(rule).shape is Shape.CHAIN or seed % 2 == 0
         draft, law, noise = _random_batch(seed, ways[(seed // 2) % len(ways)], is_chain=is_chain)
-        batched = rule.walk(draft, law, noise)
+        batched = rule.walk(draft, law, noise).rows
         for row in range(draft.tree.batch_size):
             scalar = rule.walk_row(RowDraft.of(draft, law, row), NoiseSource(noise, row))
             count += 1
-            wrong += _row_verdict(batched, row) != scalar
+            wrong += batched[row] != scalar
     if wrong:
         said = f"{name}: the batched rule differs from the scalar one in {wrong} of {count} rows on the same random numbers"
         return failed("batched rule", said, count=count, wrong=wrong)
     return passed("batched rule", f"{name}: equal to the scalar rule in all of {count} rows", count=count)
-
-
-def _row_verdict(verdict: Verdict, row: int) -> RowVerdict:
-    path = verdict.path[row, : int(verdict.num_accepted[row])].tolist()
-    return RowVerdict(tuple(path), int(verdict.next_token[row]), bool(verdict.rejected[row]))
 
 
 def _random_batch(seed: int, draws: Draws, *, is_chain: bool) -> tuple[Draft, Law, Noise]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import addressof, byref
+from collections.abc import Sequence
+from ctypes import addressof, byref, c_int32, c_int64
 
 import torch
 from torch import Tensor
 
-from outrider.core.rng import Masks, Noise
+from outrider.core.rng import Chosen, Masks, Noise
 from outrider.core.tempering import Tempering
 from outrider.core.tree import TokenTree
+from outrider.core.verdict import RowVerdict
 from outrider.models.native.structs import ChoicesStruct, ShapingStruct
+
+_WALK_HEAD = 3
+"""Numbers of a row before its nodes (``walk.hpp``)."""
 
 
 def gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
@@ -25,9 +30,9 @@ def gumbel_stream(library: ctypes.CDLL, keys: Tensor, length: int) -> Tensor:
 
 def choose(
     library: ctypes.CDLL, logits: Tensor, tempering: Tempering, *, noise: Noise, tree: TokenTree, start: int, masks: Masks
-) -> tuple[Tensor, int]:
-    """[B, M] the target's choices, as ``core.sampling.Law`` makes them with the numbers of ``gumbel_stream``. A choice is -1 if
-    PyTorch's rounding decides whether a cut keeps it. Also returns the number of such choices."""
+) -> Chosen:
+    """The target's choices, as ``core.sampling.Law`` makes them with the numbers of ``gumbel_stream``, and the walks along them
+    if they start at the root. A choice is -1 if PyTorch's rounding decides whether a cut keeps it."""
     logits, chosen = logits.contiguous(), torch.empty(logits.shape[:2], dtype=torch.int64)
     tokens, parents = tree.tokens.contiguous(), None if tree.is_chain else tree.parents.contiguous()
     batch_size, num_nodes, vocab_size = logits.shape
@@ -41,4 +46,16 @@ def choose(
         held = [masks.get((row, start + node)) for row in range(batch_size) for node in range(num_nodes)]
         pointers = (ctypes.c_void_p * len(held))(*(None if mask is None else mask.data_ptr() for mask in held))
         call.allowed = addressof(pointers)
-    return chosen, library.outrider_choose(byref(call))
+    if start:
+        return Chosen(chosen, library.outrider_choose(byref(call)))
+    sizes, width = (c_int32 * batch_size)(*tree.sizes), _WALK_HEAD + num_nodes
+    walks = (c_int64 * (batch_size * width))()
+    call.sizes, call.walks = addressof(sizes), addressof(walks)
+    num_open = library.outrider_choose(byref(call))
+    rows = None if num_open else [_verdict(walks[begin : begin + width]) for begin in range(0, len(walks), width)]
+    return Chosen(chosen, num_open, rows)
+
+
+def _verdict(walk: Sequence[int]) -> RowVerdict:
+    num_accepted, is_rejected, token, *nodes = walk
+    return RowVerdict(tuple(nodes[:num_accepted]), token, bool(is_rejected))
