@@ -23,13 +23,13 @@ from outrider.models.native import isa_here
 
 NODES: tuple[int, ...] = (1, 4, 16, 64)
 CONTEXT = 128
-DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "avx512_vnni": 4, "amx": 32}
+DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "neon_bf16": 8, "avx512_vnni": 4, "amx": 32}
 """Products of 8 bits for each product of floats, where the set has an instruction for them. A tile makes 1,024 a cycle, where
 vectors of floats make 32."""
 SHORT_SUMS = {"avx2": 32 / 17, "avx512": 32 / 17}
 """Weights of 4 bits where sums take instructions of their own (``core_rates.py``). Those of 8 bits are as slow as
 floats there."""
-BFLOAT16_PRODUCTS = {"amx": 16}
+BFLOAT16_PRODUCTS = {"amx": 16, "neon_bf16": 2}
 """Thousands of bfloat16 products per cycle, for processors that have tiles for them."""
 WHOLE = ("auto", "stored", "w8a8", "int4")
 """Types whose products are those of whole numbers, where the file has no more than a byte for a weight."""

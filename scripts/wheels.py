@@ -43,6 +43,7 @@ SETS = {
         "generic": ("-march=x86-64", GENERIC),
     },
     "aarch64": {
+        "neon_bf16": ("-march=armv8.2-a+fp16+dotprod+i8mm+bf16",),
         "neon_i8mm": ("-march=armv8.2-a+fp16+dotprod+i8mm",),
         "neon_dot": ("-march=armv8.2-a+fp16+dotprod",),
         "neon": ("-march=armv8-a",),

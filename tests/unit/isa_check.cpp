@@ -64,6 +64,8 @@ static float value(float x) { return x; }
 static float value(bf16 x) { return to_float(x); }
 static float value(int8_t x) { return x; }
 static float value(half x) { return half_to_float(x.bits); }
+static float value(BrainDots x) { return to_float(x.number); }
+static void make(BrainDots& x) { x.number = to_bf16(chance()); }
 static void make(float& x) { x = chance(); }
 static void make(bf16& x) { x = to_bf16(chance()); }
 static void make(int8_t& x) { x = int8_t(127 * chance()); }
@@ -75,7 +77,7 @@ template <class W> static void check_products(int out, int in) {
     std::vector<float> x(size_t(most) * stride), alone(size_t(most) * GROUP * BLOCK), sums(alone.size());
     for (W& one : w) make(one);
     for (int r = 0; r < most; r++)
-        for (int k = 0; k < in; k++) x[size_t(r) * stride + k] = chance();
+        for (int k = 0; k < in; k++) x[size_t(r) * stride + k] = std::is_same_v<W, BrainDots> ? to_float(to_bf16(chance())) : chance();
     pack(packed.data(), w.data(), out, in);
     const Blocks<W> all{packed.data(), width};
     for (int count = 1; count <= std::min(GROUP, blocks); count++) {
@@ -257,6 +259,7 @@ int main() {
     check_all_stored();
     check_half_sums(61, 96), check_half_sums(40, 70);
     for (int in : {32, 70}) check_products<float>(72, in), check_products<bf16>(72, in), check_products<int8_t>(72, in), check_products<half>(72, in);
+    if (DOTS_BRAIN) check_products<BrainDots>(72, 32), check_products<BrainDots>(72, 70);
     for (int heads : {1, 3, 4, 7}) check_attention<float>(5, heads, 48, 37), check_attention<bf16>(2, heads, 64, 16), check_attention<float>(3, heads, 32, KEYS_AT_ONCE + 70);
     printf("%s %s\n", ISA_NAME, failures ? "fails" : "holds");
     return failures != 0;

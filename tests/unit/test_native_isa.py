@@ -90,7 +90,7 @@ EMULATED_SETS = {
     "aarch64": {
         "cortex-a72": "neon generic",
         "neoverse-n1": "neon_dot neon generic",
-        "max": "neon_i8mm neon_dot neon generic",
+        "max": "neon_bf16 neon_i8mm neon_dot neon generic",
     },
 }
 

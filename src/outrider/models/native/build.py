@@ -86,7 +86,7 @@ def built_library() -> ctypes.CDLL | None:
     BUILD.start()
     if BUILD.is_running:
         began = time.perf_counter()
-        print("building the native CPU pass, once on this machine (10 to 60 seconds) ...", file=sys.stderr, flush=True)
+        print("building the native CPU pass, once on this machine (one to three minutes) ...", file=sys.stderr, flush=True)
         if BUILD.wait() is not None:
             print(f"built in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     return BUILD.library

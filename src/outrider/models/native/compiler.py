@@ -18,7 +18,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 _LIBRARY = ("-std=c++20", "-fPIC", "-shared")
-_SECONDS = 900
+_SECONDS = 3600
+"""Limit of one compilation, in seconds of the wall's time. It takes about two minutes of a processor, and several times as long
+where other work shares the machine."""
 
 
 def is_wanted() -> bool:

@@ -70,7 +70,7 @@ static void multiply_group(int rows, Group<T> x, Blocks<InPlace<T>> w, int count
         for (int b = 0; b < count; b += AT_ONCE) {
             const int num = std::min(AT_ONCE, count - b);
             const Blocks<T> some = turned<T>(w.after(b), num, b + num < count ? w.at[b + num] : then.at[0]);
-            multiply_vectors(rows, {x.at, x.stride, sums + b * BLOCK, wide}, some, num, some);
+            multiply_rows<T>(rows, {x.at, x.stride, sums + b * BLOCK, wide}, some, num, some);
         }
     }
 }

@@ -55,6 +55,7 @@ X86 = (
     Isa("generic", ("-march=x86-64", _GENERIC), _FLOAT),
 )
 ARM = (
+    Isa("neon_bf16", ("-march=armv8.2-a+fp16+dotprod+i8mm+bf16",), _FLOAT, adds_halves=True),
     Isa("neon_i8mm", ("-march=armv8.2-a+fp16+dotprod+i8mm",), _FLOAT, adds_halves=True),
     Isa("neon_dot", ("-march=armv8.2-a+fp16+dotprod",), _FLOAT, adds_halves=True),
     Isa("neon", ("-march=armv8-a",), _FLOAT),

@@ -5,6 +5,7 @@
 // all those rows, and again, from a near cache, for the next. The scale of 8-bit weights multiplies the sum.
 #pragma once
 #include "blocks.hpp"
+#include "isa/brain.hpp"
 #include "isa/dot.hpp"
 #include "isa/tiles.hpp"
 
@@ -44,6 +45,20 @@ template <int R, int B, class W> static void multiply(Some of, Blocks<W> w, Late
     }
     for (int r = 0; r < R; r++)
         for (int b = 0; b < B; b++) store(of.from(r, b).sums, acc[r][b] * LIFT<W>);
+}
+// The same in pairs of inputs
+template <int R, int B> static void multiply(Some of, Blocks<BrainDots> w, Later later) {
+    V acc[R][B] = {};
+    for (int k = 0; k < w.width; k += 4) {
+        const auto inputs = [&]<int... r>(std::integer_sequence<int, r...>) {
+            return std::array<FourInputs, R>{FourInputs(of.x + size_t(r) * of.stride + k)...};
+        }(std::make_integer_sequence<int, R>());
+        later.bring(k), later.bring(k + 1), later.bring(k + 2), later.bring(k + 3);
+        add_pair<0, R, B>(acc, inputs, [&](int b) { return w.after(b).at + size_t(k) * BLOCK; });
+        add_pair<1, R, B>(acc, inputs, [&](int b) { return w.after(b).at + size_t(k + 2) * BLOCK; });
+    }
+    for (int r = 0; r < R; r++)
+        for (int b = 0; b < B; b++) store(of.from(r, b).sums, acc[r][b]);
 }
 
 // Blocks that R rows are multiplied with at a time
@@ -94,6 +109,8 @@ template <class W> static Blocks<float> widened(Blocks<W> w, int count) {
     }
     return found;
 }
+template <class W> constexpr bool WIDENS = WIDENS_FIRST && !std::is_same_v<W, float> && !std::is_same_v<W, BrainDots>;
+
 // Any number of rows times at most B blocks; all of `later` is brought meanwhile.
 template <int B, class W> static void multiply_shared(int rows, Some of, Blocks<W> w, int count, Later later) {
     const int num_groups = up(rows, MOST_TOGETHER) / MOST_TOGETHER, step = later.step / num_groups;
@@ -119,7 +136,7 @@ template <class W> static void multiply_vectors(int rows, Some of, Blocks<W> w, 
         const int num = std::min(AT_ONCE, count - b);
         const char* next = reinterpret_cast<const char*>(b + AT_ONCE < count ? w.after(b + AT_ONCE).at : then.at);
         const Later later{next, AT_ONCE * BLOCK * int(sizeof(W))};
-        if constexpr (WIDENS_FIRST && !std::is_same_v<W, float>) multiply_shared<AT_ONCE>(rows, of.from(0, b), widened(w.after(b), num), num, later);
+        if constexpr (WIDENS<W>) multiply_shared<AT_ONCE>(rows, of.from(0, b), widened(w.after(b), num), num, later);
         else multiply_shared<AT_ONCE>(rows, of.from(0, b), w.after(b), num, later);
     }
 }
@@ -129,6 +146,13 @@ template <class T> struct Group {
     const typename Inputs<T>::Stored* at;
     int stride;
 };
+// Rows of a model in T: those of bfloat16 are multiplied in pairs of inputs, where the set does so.
+template <class T, class W> static void multiply_rows(int rows, Some of, Blocks<W> w, int count, Blocks<W> then) {
+    if constexpr (DOTS_BRAIN && std::is_same_v<T, bf16> && std::is_same_v<W, bf16>) {
+        const auto in_pairs = [](Blocks<bf16> some) { return Blocks<BrainDots>{reinterpret_cast<const BrainDots*>(some.at), some.width}; };
+        multiply_vectors(rows, of, in_pairs(w), count, in_pairs(then));
+    } else multiply_vectors(rows, of, w, count, then);
+}
 // Blocks that are best multiplied together.
 template <class T> static int together(int rows) { return has_tiles<T> && rows > 16 ? 2 : GROUP; }
 
@@ -138,5 +162,5 @@ template <class T, class W, class C>
 static void multiply_group(int rows, Group<T> x, Blocks<W> w, int count, Blocks<W> then, float* sums, [[maybe_unused]] C& chore) {
     const int wide = together<T>(rows) * BLOCK;
     if constexpr (has_tiles<T>) multiply_tiles(rows, x.at, w, count, then, sums, wide, chore);
-    else multiply_vectors(rows, {x.at, x.stride, sums, wide}, w, count, then);
+    else multiply_rows<T>(rows, {x.at, x.stride, sums, wide}, w, count, then);
 }

@@ -43,11 +43,11 @@ const char* best() {
     return has_v4() ? "avx512 avx2 generic" : has_v3() ? "avx2 generic" : "generic";
 }
 #elif defined(__aarch64__)
-struct Has { bool dot, i8mm; };  // dot: and arithmetic in 16 bits
+struct Has { bool dot, i8mm, brain; };  // dot: and arithmetic in 16 bits; brain: products of bfloat16
 #if defined(__linux__)
 Has has() {
-    const unsigned long first = getauxval(AT_HWCAP);
-    return {(first >> 20 & 1) && (first >> 10 & 1), bool(getauxval(AT_HWCAP2) >> 13 & 1)};  // ASIMDDP and ASIMDHP, I8MM
+    const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+    return {(first >> 20 & 1) && (first >> 10 & 1), bool(second >> 13 & 1), bool(second >> 14 & 1)};  // ASIMDDP and ASIMDHP, I8MM, BF16
 }
 #elif defined(__APPLE__)
 bool is_set(const char* name) {
@@ -56,13 +56,15 @@ bool is_set(const char* name) {
     return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
 }
 Has has() {
-    return {is_set("hw.optional.arm.FEAT_DotProd") && is_set("hw.optional.arm.FEAT_FP16"), is_set("hw.optional.arm.FEAT_I8MM")};
+    return {is_set("hw.optional.arm.FEAT_DotProd") && is_set("hw.optional.arm.FEAT_FP16"), is_set("hw.optional.arm.FEAT_I8MM"),
+            is_set("hw.optional.arm.FEAT_BF16")};
 }
 #else
 Has has() { return {}; }
 #endif
 const char* best() {
     const Has found = has();
+    if (found.dot && found.i8mm && found.brain) return "neon_bf16 neon_i8mm neon_dot neon generic";
     if (found.dot && found.i8mm) return "neon_i8mm neon_dot neon generic";
     return found.dot ? "neon_dot neon generic" : "neon generic";
 }

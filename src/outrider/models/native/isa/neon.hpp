@@ -6,7 +6,9 @@ constexpr int PART_BYTES = 16;
 constexpr int QUERIES_AT_ONCE = 4;
 constexpr int ACCUMULATORS = 2, MOST_TOGETHER = 4;  // at most 16 of 32 registers for sums: with more, GCC spills
 constexpr bool WIDENS_FIRST = true;
-#if defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_MATMUL_INT8)
+#if defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr const char* ISA_NAME = "neon_bf16";
+#elif defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr const char* ISA_NAME = "neon_i8mm";
 #elif defined(__ARM_FEATURE_DOTPROD)
 constexpr const char* ISA_NAME = "neon_dot";
