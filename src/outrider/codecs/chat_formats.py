@@ -39,14 +39,15 @@ class ChatFormat:
 
     name: str
     new_reader: Callable[[Mapping[str, Any]], Reader]
-    """Makes a reader, given the tools that may be called with the schemas of their arguments; none if no calls are wanted."""
+    """Makes a reader. It is given the tools that may be called, with the schemas of their arguments, or none if no calls are
+    wanted."""
     shows_special: bool = False
     """Whether its markers are special tokens, which must stay in the text."""
 
 
 @final
 class BareCalls(Reader):
-    """Only calls as JSON objects, as a grammar makes them for an answer that must call a tool."""
+    """Reads calls that are bare JSON objects, which a grammar produces for an answer that must call a tool."""
 
     def __init__(self) -> None:
         self._calls = JsonCalls()
@@ -103,7 +104,7 @@ class TaggedReader(Reader):
 
 @final
 class WholeCallReader(Reader):
-    """Llama 3: an answer that begins with an object is calls, anything else is content."""
+    """Llama 3: an answer that begins with an object consists of calls; any other answer is content."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names, self._held = names, ""
@@ -126,7 +127,7 @@ class WholeCallReader(Reader):
         return self._checked(self._calls.push(begun))
 
     def _checked(self, pieces: list[Piece]) -> list[Piece]:
-        """Pieces with a name that is no tool's become content: the model wrote JSON, not a call."""
+        """Calls of unknown tools become content: the model wrote JSON, but no call."""
         if any(piece.meaning is Meaning.CALL and piece.text not in self._names for piece in pieces):
             self._is_content = True
             return [Piece(Meaning.CONTENT, "".join(piece.text for piece in pieces))]
@@ -177,7 +178,7 @@ class MistralReader(Reader):
         return self._held.lstrip().removeprefix(self._MARKER).lstrip()
 
     def _arguments_of_name(self, text: str) -> list[Piece]:
-        """Closes the object around the arguments where they end."""
+        """Ends the arguments where the object around them closes."""
         pieces: list[Piece] = []
         for place, letter in enumerate(text):
             pieces += self._calls.push(letter)

@@ -20,7 +20,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The conversation as text, ending where the assistant is to go on."""
+    """The conversation as text, ending where the assistant's answer begins."""
     for message in messages:
         if message.get("role") not in _ROLES or "content" not in message:
             raise RequestError(
@@ -36,7 +36,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], variables:
 
 
 def open_ended(text: str, last: str) -> str:
-    """A rendered conversation up to the end of its ``last`` message, so that the model goes on with that one."""
+    """A rendered conversation up to the end of its ``last`` message, so that the model continues that message."""
     said = last.strip()
     place = text.rfind(said)
     if place < 0:

@@ -38,7 +38,7 @@ class GrammarState:
     def __init__(self, matcher: LLMatcher, *, ended: bool = False) -> None:
         self.matcher = matcher
         self.ended = ended
-        """Whether an end-of-sequence token was emitted, after which only another one may follow."""
+        """Whether an end-of-sequence token was emitted. After it, only another one may follow."""
         self.allowed: Tensor | None = None
         self.forced: tuple[int, ...] | None = None
         self.next: dict[int, GrammarState | None] = {}
@@ -55,7 +55,7 @@ class TokenGrammar:
         self._encode = encode
 
     def initial(self) -> GrammarState:
-        """A new tree of states for every request, which lives as long as the request."""
+        """A new tree of states, which lives as long as its request."""
         return GrammarState(self._matcher.deep_copy())
 
     def advance(self, state: GrammarState, token: int) -> GrammarState | None:
@@ -74,7 +74,8 @@ class TokenGrammar:
         return state.forced
 
     def _forced(self, state: GrammarState) -> tuple[int, ...]:
-        """The tokens of the bytes that must follow, up to one that the grammar refuses. Incomplete characters are left out."""
+        """The tokens of the bytes that must follow, up to the first that the grammar refuses. Incomplete characters are left
+        out."""
         matcher = state.matcher.deep_copy()
         tokens = self._encode(matcher.compute_ff_bytes().decode(errors="ignore"))
         return tuple(tokens[: max(0, matcher.validate_tokens(tokens))])
@@ -142,7 +143,7 @@ class GrammarCompiler:
 
 
 def grammar_source(*, json_schema: Mapping[str, Any] | str | None, regex: str | None, ebnf: str | None) -> GrammarSource:
-    """The one grammar given among the three."""
+    """The one grammar that is set among the three."""
     if sum(source is not None for source in (json_schema, regex, ebnf)) != 1:
         raise OptionError("grammar() was given none or several kinds of grammar; give one of json_schema=, regex= and ebnf=")
     if json_schema is not None:
@@ -155,12 +156,12 @@ def not_valid(source: GrammarSource, error: str) -> OptionError:
 
 
 def not_usable(source: GrammarSource, error: str) -> OptionError:
-    """The error for a grammar that compiles but that no text can follow."""
+    """The error for a grammar that compiles, but that no text satisfies."""
     return OptionError(f"the {source.noun} cannot be followed: {first_line(error)}; make it smaller, or correct it")
 
 
 def serialised_tokenizer(codec: TextCodec) -> str:
-    """A tokenizer file without padding and truncation, which are no part of the vocabulary and upset the library."""
+    """A tokenizer file without padding and truncation, which the library does not accept."""
     return json.dumps({**json.loads(codec.tokenizer.to_str()), "padding": None, "truncation": None})
 
 

@@ -43,7 +43,7 @@ class JsonCalls:
 
     def __init__(self) -> None:
         self.is_foreign = False
-        """Whether an object had a first key that no call has, so that it and what follows is content."""
+        """Whether the first key of an object is one that no call has. It is then content, as is everything after it."""
         self.depth = 0
         self._raw = ""
         self._reset()
@@ -71,7 +71,7 @@ class JsonCalls:
         return pieces if self.is_foreign else pieces + self._told(is_whole=False)
 
     def end(self) -> list[Piece]:
-        """The text held back when it ended inside a call without a known name."""
+        """The text that was held back, if the answer ended inside a call without a known name."""
         return [Piece(Meaning.CONTENT, self._raw)] if self._raw and not self._told_name and not self.is_foreign else []
 
     def _letter(self, letter: str) -> None:

@@ -36,7 +36,7 @@ class TaggedCalls:
         return self._read() if ">" in text or "\n" in text else []
 
     def end(self) -> list[Piece]:
-        """The rest of the call. Text that never became one is content."""
+        """The rest of the call. Text that did not become a call is content."""
         self._held += "\n"  # ends a name without arguments
         pieces = self._read()
         if self._name is None:
@@ -44,7 +44,7 @@ class TaggedCalls:
         return [*pieces, Piece(Meaning.ARGUMENTS, "}" if self._num_values else "{}")]
 
     def _read(self) -> list[Piece]:
-        """The name once it is whole, and each value once it is."""
+        """The name once it is complete, and each value once it is complete."""
         pieces: list[Piece] = []
         if self._name is None:
             found = _NAME.match(self._held)
@@ -61,7 +61,7 @@ class TaggedCalls:
         return pieces
 
     def _as_json(self, key: str, value: str) -> str:
-        """The value as JSON: a text, unless the schema wants something else and the value is that."""
+        """The value as JSON: a string, unless the schema asks for another type and the value has that type."""
         schema = (self._tools.get(self._name or "") or {}).get("properties", {}).get(key, {})
         if not _takes_text(schema):
             try:
@@ -73,7 +73,7 @@ class TaggedCalls:
 
 @final
 class AnyCalls:
-    """Reads calls between two tags, as JSON or between tags of their own: the first letter tells which."""
+    """Reads calls between two tags. The first letter tells whether a call is JSON or has tags of its own."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self._tools = tools
@@ -92,7 +92,7 @@ class AnyCalls:
 
 
 def _takes_text(schema: Any) -> bool:
-    """Whether a schema takes a text. One that does not say takes it."""
+    """Whether a schema accepts a string. A schema that does not say accepts one."""
     if not isinstance(schema, Mapping):
         return True
     kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type") or []

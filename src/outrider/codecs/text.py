@@ -22,17 +22,17 @@ from outrider.codecs.pieces import is_byte_level, piece_bytes
 from outrider.core.errors import ModelError, RequestError
 
 _OLDER_FILES = ("*.model", "vocab.*", "merges.txt", "*.tiktoken", "tekken.json")
-"""Tokenizers in other formats than tokenizer.json. A folder with none of them has no tokenizer, whatever its family."""
+"""Tokenizer files in formats other than tokenizer.json. A folder without any of them has no tokenizer."""
 _PREFIX = 6
-"""Prompt tokens decoded before a continuation: more than any one character takes."""
+"""Prompt tokens that are decoded before a continuation: more than any one character needs."""
 _LETTERS_PER_TOKEN = 4
 _LONG = 8192
-"""Characters from which encoding a text takes milliseconds."""
+"""Length in characters from which encoding a text takes milliseconds."""
 
 
 @final
 class TextCodec:
-    """A tokenizer with what its folder says about it."""
+    """A tokenizer with the settings of its folder."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, *, settings: Mapping[str, Any] | None = None, chat_template: str | None = None
@@ -116,7 +116,7 @@ class TextCodec:
         return ids
 
     def decode(self, ids: Sequence[int], *, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> str:
-        """Text of ``ids`` as they stand after ``prompt_ids``."""
+        """Text of ``ids`` as they read after ``prompt_ids``."""
         prefix = list(prompt_ids[-_PREFIX:])
         before = self.tokenizer.decode(prefix, skip_special_tokens=skip_special_tokens)
         return self.tokenizer.decode([*prefix, *ids], skip_special_tokens=skip_special_tokens)[len(before) :]
@@ -126,7 +126,7 @@ class TextCodec:
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token adds to a text. Special tokens are as they read."""
+        """The bytes that a token adds to a text. Special tokens add the bytes of their names."""
         added = self._added.get(token)
         if added is not None:
             return added.content.encode()

@@ -21,16 +21,16 @@ from outrider.codecs.unfinished import num_settled, split_character
 from outrider.core.translation import DraftReading, Translation
 
 _BROKEN = "\ufffd"
-"""How decoders write bytes that are no character (yet)."""
+"""The character that decoders write for bytes that are not, or not yet, a character."""
 _WINDOW = 8
-"""Tokens encoded along in front of a continuation."""
+"""Number of tokens before a continuation that are encoded along with it."""
 _OVERLAP = 32
-"""Tokens of a known reading that are read again with what follows."""
+"""Number of tokens of a known reading that are read again with the text that follows."""
 
 
 @final
 class TextTranslation(Translation):
-    """Between the tokenizers of a target and of a draft model."""
+    """Translates between the tokenizers of a target and of a draft model."""
 
     def __init__(self, target: TextCodec, draft: TextCodec) -> None:
         self.target, self.draft = target, draft
@@ -50,7 +50,7 @@ class TextTranslation(Translation):
         return DraftReading(len(settled), ids) if ids else None
 
     def _extended(self, tokens: Sequence[int], before: DraftReading) -> list[int] | None:
-        """The ids of a text whose beginning is known; None where the whole must be read again."""
+        """The ids of a text whose beginning was read before; None if the whole text must be read again."""
         new, end = list(tokens[before.num_tokens :]), self._whole_characters(before.ids[-_OVERLAP:])
         if len(end) < _OVERLAP // 2 or any(t in self._special_to_draft for t in new) or self._draft_specials.keys() & set(end):
             return None
@@ -60,7 +60,7 @@ class TextTranslation(Translation):
         return [*before.ids[: -len(end)], *ids] if agreed else None
 
     def _whole_characters(self, ids: Sequence[int]) -> list[int]:
-        """The draft's ids from the first character on that begins in them."""
+        """The draft's ids, from the first character that begins in them."""
         begins = (place for place, token in enumerate(ids) if not split_character(self._draft_pieces[token] or b"")[0])
         return list(ids[next(begins, len(ids)) :])
 
@@ -113,7 +113,7 @@ class TextTranslation(Translation):
         return self._shared
 
     def _after(self, tokens: Sequence[int], text: str) -> list[int] | None:
-        """The target's tokens of ``text``, which begins where the draft stopped reading; None where it does not fit."""
+        """The target's tokens of ``text``, which begins where the draft stopped reading; None if it does not fit."""
         waiting = tokens[num_settled(tokens, self._target_pieces) :]
         said, data = b"".join(self._target_pieces[token] or b"" for token in waiting), text.encode()
         if not waiting:
@@ -126,7 +126,7 @@ class TextTranslation(Translation):
         return [*known, *(self._continued([*tokens, *known], more.decode()) or [])] if len(known) == len(ids) else None
 
     def _continued(self, tokens: Sequence[int], text: str) -> list[int] | None:
-        """The target's tokens of ``text`` after ``tokens``; None where it does not begin at a token's end."""
+        """The target's tokens of ``text`` after ``tokens``; None if it does not begin at a token boundary."""
         window: list[int] = []
         for token in reversed(tokens[-_WINDOW:]):
             if token in self._special_to_draft:
@@ -145,7 +145,7 @@ class TextTranslation(Translation):
         return None
 
     def _joined(self, window: list[int], before: str, text: str) -> list[int] | None:
-        """The text on its own, where that reads the same after the window."""
+        """The tokens of the text on its own, if they are the same after the preceding tokens."""
         ids = self._encode(self.target, text)
         whole = self.target.tokenizer.decode([*window, *ids], skip_special_tokens=False)
         return ids if whole == before + text else None
@@ -156,6 +156,6 @@ class TextTranslation(Translation):
 
 
 def _begin_of(codec: TextCodec) -> list[int]:
-    """The tokens a codec puts in front of every text."""
+    """The tokens that a codec puts before every text."""
     with_specials, without = codec.encode("a"), codec.tokenizer.encode("a", add_special_tokens=False).ids
     return with_specials[: with_specials.index(without[0])] if without and without[0] in with_specials else []

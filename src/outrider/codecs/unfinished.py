@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 
 def num_settled(tokens: Sequence[int], pieces: Sequence[bytes | None]) -> int:
-    """Tokens before the first one that holds bytes of an unfinished last character; all of them after a whole one."""
+    """Number of tokens before the first one that holds bytes of an unfinished last character; all tokens if the last character
+    is complete."""
     end = b""
     for place in range(len(tokens) - 1, max(-1, len(tokens) - 5), -1):
         piece = pieces[tokens[place]] if tokens[place] < len(pieces) else None
@@ -24,8 +25,8 @@ def num_settled(tokens: Sequence[int], pieces: Sequence[bytes | None]) -> int:
 
 
 def num_missing(data: bytes) -> int | None:
-    """Bytes that the last character of ``data`` still needs; 0 after a whole or an invalid one, None where ``data`` holds
-    no first byte of a character."""
+    """Bytes that the last character of ``data`` still needs; 0 after a complete or invalid one, None if ``data`` holds no first
+    byte of a character."""
     for size, byte in enumerate(reversed(data[-4:]), 1):
         if byte & 0xC0 != 0x80:
             length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
@@ -34,6 +35,6 @@ def num_missing(data: bytes) -> int | None:
 
 
 def split_character(data: bytes) -> tuple[bytes, bytes]:
-    """The rest of a character that ``data`` begins inside of, and everything after it."""
+    """The rest of a character inside which ``data`` begins, and everything after it."""
     size = next((place for place, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
     return data[:size], data[size:]

@@ -21,7 +21,7 @@ from outrider.core.errors import ModelError, OptionError
 
 FILE = "codebook.safetensors"
 _ROWS = 1 << 14
-"""Patches that are compared with all codes at once."""
+"""Number of patches that are compared with all codes at once."""
 
 
 @final
@@ -74,7 +74,7 @@ class Codebook:
         return cells.permute(0, 1, 3, 2, 4, 5).reshape(len(images), self.num_tokens, -1)
 
     def embeddings(self, vocab_size: int) -> Tensor:
-        """[vocab_size, D] a point per token: its patch. Tokens that are no codes stand far from all others."""
+        """[vocab_size, D] a vector per token: its patch. Tokens that are not codes lie far from all others."""
         far = 1e3 * torch.arange(1, vocab_size - self.num_codes + 1, dtype=self.codes.dtype)
         return torch.cat([self.codes, far[:, None].expand(-1, self.codes.shape[1])])
 
@@ -118,7 +118,7 @@ def fit_codebook(images: Tensor, num_codes: int, *, patch: int, rounds: int = 20
 
 
 def _means(patches: Tensor, owners: Tensor, codes: Tensor) -> Tensor:
-    """Each code moves to the mean of its patches; one without patches stays."""
+    """Each code moves to the mean of its patches. A code without patches stays."""
     sums = torch.zeros_like(codes).index_add_(0, owners, patches)
     counts = torch.bincount(owners, minlength=len(codes))[:, None]
     return torch.where(counts > 0, sums / counts.clamp(min=1), codes)

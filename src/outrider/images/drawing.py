@@ -36,16 +36,16 @@ _FONT = {
     "8": (7, 5, 7, 5, 7),
     "9": (7, 5, 7, 1, 7),
 }
-"""Digits of three by five dots, a row as three bits."""
+"""Digits of three by five dots, each row as three bits."""
 
 
 def passes_of_rows(rounds: Sequence[int], grid: int) -> list[int]:
-    """How many passes wrote into each row of codes."""
+    """Number of passes that wrote into each row of codes."""
     return [len(set(rounds[row * grid : (row + 1) * grid])) for row in range(grid)]
 
 
 def drawn(picture: Picture[Any], *, size: int = 224) -> Tensor:
-    """[height, width, 3] the sheet of a picture; panels are ``size`` pixels or a little less."""
+    """[height, width, 3] the sheet of a picture. Panels are ``size`` pixels, or slightly smaller."""
     grid = round(len(picture.tokens) ** 0.5)
     cell = max(size // grid, 1)
     side = cell * grid
@@ -61,7 +61,7 @@ def drawn(picture: Picture[Any], *, size: int = 224) -> Tensor:
 
 
 def growing(picture: Picture[int], codebook: Codebook, *, num_frames: int = 8, size: int = 84) -> Tensor:
-    """[height, width, 3] the image after every few passes, side by side; what is not written yet is black."""
+    """[height, width, 3] the image after every few passes, side by side. Missing tokens are black."""
     written, tokens = torch.tensor(picture.rounds), torch.tensor([picture.tokens])
     grid, side = codebook.grid, codebook.side
     gap = torch.full((size, _GAP, 3), _GROUND)
@@ -97,7 +97,7 @@ def _shade(number: int, last: int) -> tuple[float, float, float]:
 
 
 def _bars(counts: Sequence[int], grid: int, cell: int) -> Tensor:
-    """A bar per row of codes, as long as its passes, with their number behind it."""
+    """A bar for each row of codes, as long as its number of passes, with that number after it."""
     unit = max(cell // 2, 2)
     panel = torch.full((grid * cell, grid * unit + 24, 3), _GROUND)
     for row, count in enumerate(counts):
@@ -108,7 +108,7 @@ def _bars(counts: Sequence[int], grid: int, cell: int) -> Tensor:
 
 
 def _write(panel: Tensor, digits: str, top: int, left: int) -> None:
-    """Digits of dots of two pixels, as far as they fit."""
+    """Write a number in digits of two-pixel dots, as far as it fits."""
     for place, digit in enumerate(digits):
         for row, bits in enumerate(_FONT[digit]):
             for column in (column for column in range(3) if bits >> (2 - column) & 1):

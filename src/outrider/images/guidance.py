@@ -66,20 +66,20 @@ def _twice(items: Sequence[Item]) -> list[Item]:
 
 
 def _pairs(rows: Sequence[int]) -> list[int]:
-    """The inner rows of requests."""
+    """The model's two rows of each request."""
     return [row for request in rows for row in (2 * request, 2 * request + 1)]
 
 
 @final
 @dataclass(frozen=True)
 class Guidance(PairedRows):
-    """The second row does not know the class, and the logits of both are mixed."""
+    """Classifier-free guidance: the second row does not know the class, and the logits of both rows are mixed."""
 
     scale: float
     classes: range
     """Tokens that name classes."""
     nothing: int
-    """The token that names none."""
+    """The token that stands for no class."""
 
     def second(self, tokens: Tensor) -> Tensor:
         is_class = (tokens >= self.classes.start) & (tokens < self.classes.stop)
@@ -108,7 +108,8 @@ class Guided(WrappedTarget[Target]):
 
     @property
     def captured_as(self) -> Target:
-        """Rounds run the model's passes, with two rows for every slot; a model that is captured as another one is not."""
+        """What captured rounds run: the model's passes, with two rows per slot; None if the model is itself captured as another
+        one."""
         return self.inner if self.inner.captured_as is self.inner else self
 
     def new_cache(self, batch_size: int) -> GuidedCache:
@@ -128,11 +129,11 @@ class Guided(WrappedTarget[Target]):
         return Scores(self._guidance.mixed(scores.logits), {tap: states[::2] for tap, states in scores.taps.items()})
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the conditional rows alone, since their states do not know the other row."""
+        """Logits of the conditional rows alone, because their states do not contain the other rows."""
         return self.inner.logits(hidden)
 
     def _both(self, tree: TokenTree) -> TokenTree:
-        """Every tree twice, without its class the second time."""
+        """Every tree twice, the second time without its class."""
         tokens = torch.stack([tree.tokens, self._guidance.second(tree.tokens)], 1).flatten(0, 1)
         return TokenTree(tokens, tree.parents.repeat_interleave(2, 0), tuple(_twice(tree.sizes)), tree.is_chain)
 

@@ -28,8 +28,7 @@ from outrider.models.load import load_model, read_config
 
 
 def named_way(name: str, acceptance: str | None) -> tuple[str, str]:
-    """Method and rule of a name. A rule's name alone means speculative Jacobi decoding under it, as the papers of these rules
-    have it."""
+    """Method and rule of a name. A rule's name alone means speculative Jacobi decoding under that rule, as in the papers."""
     if name not in METHODS and name in RULES:
         if acceptance not in (None, name):
             raise OptionError(f"{name!r} is a rule, and so is {acceptance!r}; give one of them")
@@ -60,7 +59,7 @@ class Picture(Generic[Token]):
 
 @final
 class ImageModel:
-    """A guided image model, and a draft of it where one is given."""
+    """A guided image model, with or without a draft."""
 
     def __init__(
         self, target: Target, codebook: Codebook, *, num_classes: int, guidance: float = 1.0, draft: Target | None = None
@@ -88,7 +87,7 @@ class ImageModel:
 
     @property
     def nothing(self) -> int:
-        """The token of no class."""
+        """The token that stands for no class."""
         return self.codebook.num_codes + self.num_classes
 
     def prompt(self, label: int) -> list[int]:
@@ -98,13 +97,15 @@ class ImageModel:
         return [self.codebook.num_codes + label]
 
     def params(self, *, temperature: float = 1.0, top_k: int = 0, seed: int | None = None) -> SamplingParams:
-        """Sampling of one image: as many codes as it has, and nothing but codes."""
+        """Sampling parameters of one image: exactly as many codes as it has, and only codes."""
         banned = range(self.codebook.num_codes, self.nothing + 1)
         count = self.codebook.num_tokens
         return SamplingParams(max_tokens=count, temperature=temperature, top_k=top_k, seed=seed, banned_token_ids=list(banned))
 
     def compose(self, name: str, *, acceptance: str | None = None, options: Mapping[str, Any] | None = None) -> Method:
-        """A method on this model, or a rule: speculative Jacobi decoding under it. Rules of codes get the codebook."""
+        """A method on this model; a rule's name means speculative Jacobi decoding under it. Rules about codes get the
+        codebook.
+        """
         name, acceptance = named_way(name, acceptance)
         rule = RULES[acceptance]
         given = dict(options or {})
@@ -115,7 +116,7 @@ class ImageModel:
     def imagine(
         self, labels: Sequence[int], method: Method, params: SamplingParams, *, max_batch_size: int = 64
     ) -> list[Picture[int]]:
-        """An image of each label; the seeds are seed, seed + 1 ..."""
+        """An image for each label. The seeds are seed, seed + 1 and so on."""
         each = params.repeated(len(labels))
         requests = [Request(self.prompt(label), one) for label, one in zip(labels, each, strict=True)]
         rounds: list[list[int]] = [[] for _ in requests]

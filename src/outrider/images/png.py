@@ -12,11 +12,11 @@ from outrider.core.errors import OptionError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _COLOUR_TYPES = {1: 0, 3: 2}
-"""Grey and RGB, by number of channels."""
+"""PNG colour types of grey and RGB images, by number of channels."""
 
 
 def png_bytes(pixels: Tensor) -> bytes:
-    """The file of an image [height, width, 1 or 3] in 0 .. 1."""
+    """The PNG file of an image [height, width, 1 or 3] in 0 .. 1."""
     height, width, channels = pixels.shape
     rows = (pixels.clamp(0, 1) * 255).round().byte().reshape(height, width * channels).numpy()
     raw = b"".join(b"\0" + row.tobytes() for row in rows)  # each row begins with its filter: none

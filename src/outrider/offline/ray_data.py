@@ -24,12 +24,12 @@ _STORE_BYTES = 200_000_000
 
 @dataclass(frozen=True)
 class Workers:
-    """How many processes write, and what each one gets."""
+    """Number of worker processes, and the resources of each."""
 
     count: int = 2
     gpus: float = 0.0
     address: str | None = None
-    """A Ray cluster to join; None starts one on this machine, which ends with this process."""
+    """Address of a Ray cluster to join. None starts Ray on this machine, and stops it with this process."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -55,7 +55,7 @@ def _plain(prompt: Any) -> Any:
 
 
 def run_on_ray(shards: Shards, open_writer: OpenWriter, workers: Workers) -> Iterator[int]:
-    """Write what is missing; yields the number of each shard that is done."""
+    """Write the missing shards. Yields the number of each shard that is done."""
     left = shards.missing()
     if not left:
         return
@@ -77,7 +77,7 @@ def run_on_ray(shards: Shards, open_writer: OpenWriter, workers: Workers) -> Ite
 
 
 def _cpus(workers: Workers) -> float:
-    """An equal share of this machine's cores, a little less so that Ray's own steps find room."""
+    """An equal share of this machine's cores, slightly reduced to leave room for Ray's own tasks."""
     return max(0.9 * (os.cpu_count() or 1) / workers.count, 0.05) if workers.address is None else 1.0
 
 

@@ -24,24 +24,24 @@ Numbered = Sequence[tuple[int, Prompt]]
 Writer = Callable[[Numbered], list[dict[str, Any]]]
 """Writes a line for every prompt."""
 OpenWriter = Callable[[], Writer]
-"""Makes a writer in the process that will write; loads the model there."""
+"""Makes a writer in the worker process, where it loads the model."""
 
 
 @final
 @dataclass(frozen=True)
 class Shards:
-    """The folder of a job."""
+    """The folder of a batch job."""
 
     folder: Path
     prompts: Sequence[Prompt]
     settings: dict[str, Any]
-    """What the lines depend on beside the prompts. A folder of a job with other settings is refused."""
+    """Settings on which the answers depend, beside the prompts. A folder with other settings is refused."""
     size: int = 32
-    """Prompts of a shard."""
+    """Number of prompts in a shard."""
 
     @staticmethod
     def beside(out: Path, prompts: Sequence[Prompt], settings: dict[str, Any], *, size: int = 32) -> Shards:
-        """The folder ``OUT.shards`` of a job that writes ``out``. Makes it, or finds it from an earlier run."""
+        """The folder ``OUT.shards`` of a job that writes ``out``. It is created, or found from an earlier run."""
         shards = Shards(out.with_name(out.name + ".shards"), prompts, settings, size)
         shards.folder.mkdir(parents=True, exist_ok=True)
         shards._check()
@@ -51,7 +51,7 @@ class Shards:
         return math.ceil(len(self.prompts) / self.size)
 
     def missing(self) -> list[int]:
-        """Shards that are not there yet."""
+        """Shards that have not been written yet."""
         return [number for number in range(len(self)) if not self._file(number).exists()]
 
     def task(self, number: int) -> list[tuple[int, Prompt]]:
@@ -63,7 +63,7 @@ class Shards:
         write_shard(self.folder, number, lines)
 
     def merge(self, out: Path) -> int:
-        """All lines in the order of their prompts, as one file; the folder is removed. Returns how many lines there are."""
+        """Merge all lines into one file, in the order of their prompts, and remove the folder. Returns the number of lines."""
         left = self.missing()
         assert not left, f"shards {left} are missing"
         part = out.with_name(out.name + ".part")
@@ -80,7 +80,7 @@ class Shards:
         return _name(self.folder, number)
 
     def _check(self) -> None:
-        """Leave a note of what the job is, or compare with the one that is there."""
+        """Write a note that identifies the job, or compare with an existing note."""
         note, mine = self.folder / "job.json", self._note()
         if not note.exists():
             part = note.with_suffix(".part")
@@ -101,7 +101,7 @@ class Shards:
 
 
 def write_shard(folder: Path, number: int, lines: Sequence[dict[str, Any]]) -> None:
-    """A shard's file, in one step. Two processes that write the same shard write the same lines."""
+    """Write a shard's file in one atomic step. Two processes that write the same shard write the same lines."""
     name = _name(folder, number)
     part = name.with_suffix(f".{os.getpid()}.part")
     with part.open("w", encoding="utf-8") as file:
@@ -116,7 +116,7 @@ def _name(folder: Path, number: int) -> Path:
 
 
 def run_here(shards: Shards, open_writer: OpenWriter) -> Iterator[int]:
-    """Write what is missing in this process, one shard after the other; yields the number of each that is done."""
+    """Write the missing shards in this process, one after the other. Yields the number of each shard that is done."""
     left = shards.missing()
     writer = open_writer() if left else None
     for number in left:
@@ -126,7 +126,8 @@ def run_here(shards: Shards, open_writer: OpenWriter) -> Iterator[int]:
 
 
 def finished(shards: Shards, out: Path, done: Iterable[int], told: Callable[[int], None]) -> int:
-    """Wait until every shard is done, telling how many prompts are, then merge them. Returns the number of lines."""
+    """Wait until every shard is done, reporting the number of finished prompts. Then merge the shards, and return the number of
+    lines."""
     count = len(shards) - len(shards.missing())
     told(min(count * shards.size, len(shards.prompts)))
     for _ in done:

@@ -26,11 +26,11 @@ from outrider.routing.steps import Reward, Routed, Router, StepWriter, Turn, Wri
 
 
 class Features(ABC):
-    """What a router sees of steps."""
+    """What a router knows about steps."""
 
     @abstractmethod
     def of(self, texts: Sequence[str], steps: Sequence[WrittenStep]) -> Tensor:
-        """[B, F] features of every step after its text."""
+        """[B, F] features of every step, given its text."""
 
 
 @final
@@ -40,7 +40,7 @@ class Advantage(Router):
 
     features: Features
     weights: Sequence[float]
-    """The last one is the bias."""
+    """The weights; the last one is the bias."""
     threshold: float = 0.5
 
     def predicted(self, texts: Sequence[str], steps: Sequence[WrittenStep]) -> list[float]:
@@ -76,12 +76,12 @@ class Advantage(Router):
 
 @dataclass(frozen=True, eq=False)
 class Comparisons:
-    """Steps of both writers behind the same texts."""
+    """Steps of both writers after the same texts."""
 
     seen: Tensor
     """[N, F] features of the draft's steps."""
     scores: list[float]
-    """What the reward model thinks of the draft's steps."""
+    """The reward model's scores of the draft's steps."""
     gains: list[float]
     """How much higher the target's steps scored."""
 
@@ -96,7 +96,7 @@ def compare(
     num_steps: int,
     seed: int = 0,
 ) -> Comparisons:
-    """Both writers continue every text."""
+    """Let both writers continue every text, and score both steps."""
     chance, found = random.Random(f"mixed {seed}"), [Routed(prompt) for prompt in prompts]
     seen, scores, gained = list[Tensor](), list[float](), list[float]()
     for turn, open_texts in turns(found, draft, target, num_steps=num_steps, seed=seed):
@@ -121,7 +121,7 @@ def learn_advantage(found: Comparisons, features: Features, *, decay: float = 1e
 
 
 def spearman(one: Sequence[float], two: Sequence[float]) -> float:
-    """Rank correlation, where equal values share their mean rank: 1 for the same order, -1 for the reverse."""
+    """Rank correlation: 1 for the same order, -1 for the reverse. Equal values share their mean rank."""
     ranks = torch.stack([_ranks(torch.tensor(list(values), dtype=torch.float64)) for values in (one, two)])
     return float(torch.corrcoef(ranks)[0, 1])
 

@@ -33,9 +33,9 @@ class ModelWriter(StepWriter):
     """The end of a step."""
     temperature: float = 0.0
     max_tokens: int = 256
-    """Most tokens of a step. A step that reaches them ends the text."""
+    """Most tokens of a step. A step that reaches this length ends the text."""
     method: Method | str | None = None
-    """How the model decodes; None for the method it was loaded with. Lossless methods change no step."""
+    """How the model decodes; None for the method that it was loaded with. Lossless methods change no step."""
 
     def write(self, texts: Sequence[str], seeds: Sequence[int]) -> list[WrittenStep]:
         params = [
@@ -83,7 +83,7 @@ def _only_token(llm: LLM, word: str) -> int:
 
 @torch.inference_mode()
 def log_probabilities(llm: LLM, texts: Sequence[str], steps: Sequence[WrittenStep]) -> list[tuple[Tensor, Tensor]]:
-    """For every step the log-probabilities [N] of its tokens after its text, and the last layer's output [H] at its end."""
+    """For every step: the log-probabilities [N] of its tokens after its text, and the last layer's output [H] at its end."""
     begins = [len(llm.codec.encode(text)) for text in texts]
     rows, states = states_of(llm, [text + step.text for text, step in zip(texts, steps, strict=True)])
     found = list[tuple[Tensor, Tensor]]()
@@ -98,7 +98,7 @@ def log_probabilities(llm: LLM, texts: Sequence[str], steps: Sequence[WrittenSte
 @final
 @dataclass(frozen=True, eq=False)
 class LikelihoodReward(Reward):
-    """How likely a model would write the step itself: the geometric mean of its tokens' probabilities."""
+    """The likelihood of a step under a model: the geometric mean of its tokens' probabilities."""
 
     llm: LLM
 
@@ -107,15 +107,15 @@ class LikelihoodReward(Reward):
 
 
 def reward_of(llm: LLM, *, good: str = "", bad: str = "") -> Reward:
-    """A reward by two words, or by likelihood where there are none."""
+    """A reward model that is asked for two words, or one by likelihood if no words are given."""
     return WordReward(llm, good=good, bad=bad) if good or bad else LikelihoodReward(llm)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class StateFeatures(Features):
-    """What a model that reads the step knows: mean and least log-probability of the step's tokens, and its last state, scaled
-    to mean square 1. The draft itself costs the least, and knows where it was unsure."""
+    """Features from a model that reads the step: mean and least log-probability of its tokens, and its last state, scaled to
+    mean square 1. Using the draft itself costs least."""
 
     llm: LLM
 

@@ -16,7 +16,7 @@ from outrider.routing.steps import Reward, Router, Turn
 @final
 @dataclass(frozen=True)
 class Coin(Router):
-    """Escalates at a rate, whatever the step."""
+    """Escalates steps at random, at a fixed rate."""
 
     rate: float
 
@@ -27,7 +27,7 @@ class Coin(Router):
 @final
 @dataclass(frozen=True, eq=False)
 class RewardThreshold(Router):
-    """RSD: escalates steps that the reward model does not like."""
+    """RSD: escalates steps with a low reward."""
 
     reward: Reward
     threshold: float
@@ -39,8 +39,8 @@ class RewardThreshold(Router):
 @final
 @dataclass(frozen=True, eq=False)
 class Oracle(Router):
-    """Escalates where the target's step does score higher, by more than ``margin``. It has the target write every step, so
-    it saves nothing and shows what a router could reach."""
+    """Escalates a step if the target's step scores higher, by more than ``margin``. The target writes every step, so this saves
+    nothing; it is the upper bound for routers."""
 
     reward: Reward
     margin: float = 0.0
@@ -50,7 +50,7 @@ class Oracle(Router):
 
 
 def gains(turn: Turn, reward: Reward) -> list[float]:
-    """How much higher the target's steps score: Arbitrage's advantage."""
+    """How much higher the target's steps score: the advantage that Arbitrage predicts."""
     ours = reward.score(turn.texts, turn.steps)
     theirs = reward.score(turn.texts, turn.again(range(len(turn.texts))))
     return [again - first for first, again in zip(ours, theirs, strict=True)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class WrittenStep:
-    """A part of a text, with the mark that ends it."""
+    """A step: a part of a text, with the mark that ends it."""
 
     text: str
     is_last: bool = False
@@ -34,26 +34,26 @@ class StepWriter(ABC):
 
 
 class Reward(ABC):
-    """What a reward model thinks of steps."""
+    """Scores steps with a reward model."""
 
     @abstractmethod
     def score(self, texts: Sequence[str], steps: Sequence[WrittenStep]) -> list[float]:
-        """How good each step is after its text, 0 to 1."""
+        """The score of each step after its text, from 0 to 1."""
 
 
 @dataclass(eq=False)
 class Turn:
-    """The next step of several texts: what a router may look at."""
+    """The next step of several texts, with what a router may know."""
 
     texts: Sequence[str]
     steps: Sequence[WrittenStep]
-    """The draft's."""
+    """The draft's steps."""
     seeds: Sequence[int]
     target: StepWriter
     _written: dict[int, WrittenStep] = field(default_factory=dict)
 
     def again(self, places: Sequence[int]) -> list[WrittenStep]:
-        """The target's steps at these places. Each is written once, whoever asks."""
+        """The target's steps for these texts. Each is written once, however often it is asked for."""
         new = [place for place in places if place not in self._written]
         if new:  # a draw of its own: with the draft's noise both would tend to err alike
             found = self.target.write([self.texts[i] for i in new], [self.seeds[i] ^ 1 for i in new])
@@ -62,7 +62,7 @@ class Turn:
 
 
 class Router(ABC):
-    """Decides about steps of a draft."""
+    """Decides which of the draft's steps the target writes again."""
 
     @abstractmethod
     def escalates(self, turn: Turn) -> list[bool]:
@@ -71,7 +71,7 @@ class Router(ABC):
 
 @dataclass(eq=False)
 class Routed:
-    """One text, and who wrote its steps."""
+    """One text, with the writer of each step."""
 
     prompt: str
     steps: list[WrittenStep] = field(default_factory=list)
@@ -105,7 +105,7 @@ def route(
 def turns(
     found: Sequence[Routed], draft: StepWriter, target: StepWriter, *, num_steps: int, seed: int
 ) -> Iterator[tuple[Turn, list[Routed]]]:
-    """Every turn with the texts that it concerns. Who asks appends the steps before the next turn begins."""
+    """Yields every turn, and the texts that take part in it. The caller appends the steps before the next turn begins."""
     for number in range(num_steps):
         open_texts = [one for one in found if not one.is_done]
         if not open_texts:

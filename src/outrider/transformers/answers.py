@@ -16,12 +16,12 @@ from outrider.transformers.hf_processors import bound
 from outrider.transformers.hf_prompts import PaddedPrompts
 
 _FILLER = 0
-"""Stands for padding where rows end at different lengths and the model has no padding token."""
+"""The padding token, if rows end at different lengths and the model has none."""
 
 
 @final
 class Columns:
-    """New tokens of all rows. A streamer gets them column by column, as plain ``generate`` would give them."""
+    """New tokens of all rows. A streamer gets them column by column, as from plain ``generate``."""
 
     def __init__(self, prompts: PaddedPrompts, wanted: Answer, streamer: Any = None) -> None:
         self._prompts, self._wanted, self._streamer = prompts, wanted, streamer
@@ -46,7 +46,7 @@ class Columns:
         return torch.cat((self._prompts.input_ids, new.to(self._prompts.input_ids.device)), 1)
 
     def _show(self) -> None:
-        """Hand on every column that is complete: each row has its token or has ended."""
+        """Pass on every column that is complete: each row has its token, or has ended."""
         while self._is_complete(self._num_shown):
             self._streamer.put(torch.tensor(self._column(self._num_shown)))
             self._num_shown += 1
@@ -83,7 +83,7 @@ class Scorebook:
                 self._scores[row].append(self._processed(row, step.state.output_ids[: start + count], logits))
 
     def logits(self) -> tuple[Tensor, ...] | None:
-        """[B, V] of each column; None where nobody asked."""
+        """[B, V] logits of each column; None if they were not requested."""
         return self._stacked(self._logits) if self._wanted.logits else None
 
     def scores(self) -> tuple[Tensor, ...] | None:
@@ -104,13 +104,13 @@ class Scorebook:
 
 
 def finished(sequences: Tensor, book: Scorebook, wanted: Answer) -> Any:
-    """The answer in the form that was asked for."""
+    """The answer in the requested form."""
     if not wanted.as_dict:
         return sequences
     return cast("Any", GenerateDecoderOnlyOutput)(sequences=sequences, scores=book.scores(), logits=book.logits())
 
 
 def check_padding(prompts: PaddedPrompts, wanted: Answer, *, may_end_early: bool) -> None:
-    """Refuse a batch whose rows may end at different lengths where no padding token is known."""
+    """Refuse a batch whose rows may end at different lengths if no padding token is known."""
     if wanted.pad_id is None and may_end_early and prompts.num_rows > 1:
         raise OptionError("rows of the batch may end at different lengths, and there is no padding token; set pad_token_id")

@@ -14,17 +14,17 @@ from outrider.core.errors import OptionError
 from outrider.transformers.drop_in import DropIn, generate
 
 _NAMES = tuple(inspect.signature(cast("Any", GenerationMixin).generate).parameters)[1:-1]
-"""Arguments of ``generate`` in their order, without the model and ``**kwargs``."""
+"""Arguments of ``generate`` in order, without the model and ``**kwargs``."""
 
 
 @final
 class Attached:
-    """Stands in the place of a model's ``generate``."""
+    """Replaces a model's ``generate``."""
 
     def __init__(self, model: Any, drop_in: DropIn) -> None:
         self.drop_in = drop_in
         self.replaced = vars(model).get("generate")
-        """What stood there before: a checkpoint may bring a ``generate`` of its own."""
+        """The attribute that was replaced. A checkpoint may bring a ``generate`` of its own."""
         self._model = model
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -32,8 +32,8 @@ class Attached:
 
 
 def attach(model: Any, method: str = "suffix", *, draft: Any = None, **options: Any) -> DropIn:
-    """Make ``model.generate`` decode with ``method`` until ``detach(model)``. Arguments are those of ``generate`` in this
-    package. Returns the decoding loop, whose ``stats`` say what the last call cost."""
+    """Make ``model.generate`` decode with ``method`` until ``detach(model)``. Takes the arguments of ``generate`` in this
+    package. Returns the decoding loop, whose ``stats`` hold the cost of the last call."""
     drop_in = generate(method, draft=draft, **options)
     if _attached(model) is not None:
         detach(model)
@@ -52,8 +52,8 @@ def detach(model: Any) -> None:
 
 
 def call(model: Any, drop_in: DropIn, *arguments: Any, **options: Any) -> Any:
-    """``model.generate`` with a decoding loop. transformers gives no tokenizer to a loop, so stop strings become a criterion
-    here."""
+    """``model.generate`` with a decoding loop. transformers passes no tokenizer to a loop, so stop strings become a stopping
+    criterion here."""
     given = {**dict(zip(_NAMES, arguments)), **options}
     if given.get("custom_generate") is None:
         given = {**_with_stop_strings(given), "custom_generate": drop_in}

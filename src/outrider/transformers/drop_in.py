@@ -58,14 +58,14 @@ def generate(
 
 @final
 class DropIn:
-    """A method for ``generate`` of transformers. One object serves any number of models and calls."""
+    """A speculative method for ``generate`` of transformers. One object serves any number of models and calls."""
 
     def __init__(self, choice: Choice, drafts: tuple[Draft, ...] = (), noise: str | None = None) -> None:
         _check(choice, len(drafts))
         self.choice, self.drafts, self.noise = choice, drafts, _noise_for(choice, noise)
         self._loaded: dict[tuple[str, str, str], Target] = {}
         self.stats: list[Stats] = []
-        """What each row of the last call cost: passes, guesses, accepted guesses, seconds."""
+        """The cost of each row of the last call: passes, guesses, accepted guesses, seconds."""
 
     def __call__(
         self,
@@ -111,7 +111,7 @@ class DropIn:
         return self
 
     def _method(self, held: Held, target: Target, name: str) -> Method:
-        """The method on this model; one that can be named by its options is kept for later calls."""
+        """The method on this model. A method whose options can name it is kept for later calls."""
         choice, drafts = self.choice, tuple(self._draft(one, target) for one in self.drafts)
         key = (choice.name, choice.acceptance, choice.policy, tuple(sorted(choice.options.items())), drafts)
         try:
@@ -151,7 +151,7 @@ def _noise_for(choice: Choice, noise: str | None) -> str:
 
 
 def _check_call(prompts: PaddedPrompts, processing: Processing, stopping: Stopping, wanted: Answer, target: Target) -> None:
-    """Refuse what cannot be honoured, before the first pass."""
+    """Refuse arguments that cannot be honoured, before the first pass."""
     check_padding(prompts, wanted, may_end_early=bool(stopping.end_ids or stopping.criteria))
     check_room(prompts, stopping.max_tokens, target.max_len)
     try_processors(processing.processors, prompts, target.vocab_size)
@@ -167,7 +167,7 @@ def _compose(choice: Choice, target: Target, drafts: Sequence[Target], name: str
 
 
 def _with_target_folder(choice: Choice, name: str) -> dict[str, Any]:
-    """The options, and for trained heads the model's checkpoint, from which heads read the embedding and the output matrix."""
+    """The options. Trained heads also get the model's checkpoint, from which they read the embedding and the output matrix."""
     has_heads = any("heads" in row.needs for row in rows_of(choice.name, choice.options).values())
     return {"target_folder": name, **choice.options} if has_heads else dict(choice.options)
 

@@ -24,16 +24,17 @@ from outrider.transformers.hf_in_place import InPlace
 
 _NAME = "_outrider_held"
 _SURE = 4
-"""Bytes of a number from which on near ties are so rare that the text is promised."""
+"""Bytes per number from which on near ties are so rare that identical text is promised."""
 
 
 class RoundingWarning(UserWarning):
-    """Near ties may go another way than in plain ``generate``, as they do there whenever passes are made up otherwise."""
+    """Near ties may be decided differently than in plain ``generate``. They may there too, whenever passes are composed
+    differently."""
 
 
 @final
 class Held:
-    """The target and the methods of one model."""
+    """The target and the methods of one model, kept between calls."""
 
     def __init__(self) -> None:
         self._in_place = InPlace()
@@ -49,7 +50,7 @@ class Held:
         return vars(model).setdefault(_NAME, Held())
 
     def target(self, model: Any) -> Target:
-        """The target over a model; it is opened again after the model was moved, converted or resized."""
+        """The target for a model. It is opened again after the model was moved, converted or resized."""
         if model.training:
             raise ModelError(f"{type(model).__name__} is in training mode, where dropout changes its tokens; call model.eval()")
         target = self._in_place.target(model) or self._adapted(model)
@@ -59,7 +60,7 @@ class Held:
         return target
 
     def warn_of_rounding(self, model: Any) -> None:
-        """Say once of a model that writes a text in 16 bits what is not promised."""
+        """Warn once for each 16-bit model that identical text is not promised."""
         if model.dtype.itemsize >= _SURE or model.dtype == self._warned_of:
             return
         self._warned_of = model.dtype
@@ -77,7 +78,7 @@ class Held:
         return self._adapter
 
     def method(self, key: Hashable, compose: Callable[[], Method]) -> Method:
-        """The method called ``key``, composed at its first use: drafters and policies go on learning from call to call."""
+        """The method called ``key``, composed at its first use. Drafters and policies keep learning from call to call."""
         if key not in self._methods:
             self._methods[key] = compose()
         return self._methods[key]
@@ -91,7 +92,7 @@ class Held:
 
 
 def _state_of(model: Any) -> tuple[object, ...]:
-    """What the adapter depends on."""
+    """The properties of a model on which the adapter depends."""
     head = model.get_output_embeddings()
     size = None if head is None else tuple(head.weight.shape)
     return model.device, model.dtype, size, getattr(model.config, "_attn_implementation", None)
@@ -114,7 +115,7 @@ def _open(model: Any) -> HFModel:
 
 @contextmanager
 def _untouched(model: Any) -> Any:
-    """The adapter freezes a model; afterwards its parameters and modules are as they were."""
+    """Keeps a model as it was: the adapter freezes it, and its parameters and modules are restored afterwards."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     training = [module for module in model.modules() if module.training]  # parts of it may be, though the whole is not
     try:

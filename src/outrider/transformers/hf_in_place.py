@@ -26,14 +26,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 @final
 class InPlace:
-    """The native pass on one model, as long as the model stays what it was."""
+    """The native pass on a transformers model, for as long as the model is unchanged."""
 
     def __init__(self) -> None:
         self._target: NativeDecoder | None = None
         self._made_for: tuple[object, ...] | None = None
 
     def target(self, model: Any) -> Target | None:
-        """None where the model's own modules have to run."""
+        """The native target; None if the model's own modules have to run."""
         made_for = _state_of(model)
         if made_for != self._made_for:
             self._target, self._made_for = None if made_for is None else _opened(model), made_for
@@ -41,7 +41,7 @@ class InPlace:
 
 
 def _state_of(model: Any) -> tuple[object, ...] | None:
-    """Where the weights lie, and the values of those that the pass copies. None of a model that it cannot run."""
+    """The addresses of the weights, and the values of those that the pass copies; None for a model that the pass cannot run."""
     parameters = list(model.parameters())
     if any(one.device.type != "cpu" or one.dtype not in _TYPES for one in parameters) or not all(
         map(_is_plain, model.modules())
@@ -53,7 +53,7 @@ def _state_of(model: Any) -> tuple[object, ...] | None:
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether a module does what its class says."""
+    """Whether a module behaves as its class defines, without hooks or replaced methods."""
     own = vars(module)
     return "forward" not in own and not any(own.get(name) for name in _HOOKS)
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from outrider.core.errors import OptionError
 
 _KEPT = 64
-"""Steps whose numbers are held; those of other steps are drawn again from the state that was kept."""
+"""Number of steps whose random numbers are kept. Those of other steps are drawn again from the saved state."""
 
 
 @final
 class TorchNoise:
-    """What ``torch.multinomial`` would draw at each step of a call, from a copy of torch's generator."""
+    """The numbers that ``torch.multinomial`` would draw at each step of a call, from a copy of torch's generator."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._own = _generator_of(device)
@@ -42,19 +42,19 @@ class TorchNoise:
         return scores
 
     def settle(self, num_steps: int) -> None:
-        """Leave torch's generator as ``num_steps`` steps of ``generate`` leave it."""
+        """Set torch's generator to its state after ``num_steps`` steps of plain ``generate``."""
         self._know(num_steps)
         self._own.set_state(self._states[num_steps])
 
     def _exponential(self, step: int) -> Tensor:
-        """[B, V] the numbers of a step."""
+        """[B, V] the random numbers of a step."""
         if step not in self._drawn:
             self._know(step)
             self._draw(step)
         return self._drawn[step]
 
     def _know(self, step: int) -> None:
-        """Draw up to the state in which a step begins."""
+        """Draw numbers up to the beginning of a step."""
         while len(self._states) <= step:
             self._draw(len(self._states) - 1)
 

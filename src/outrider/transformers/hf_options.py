@@ -14,7 +14,7 @@ from outrider.transformers.hf_prompts import PaddedPrompts
 @final
 @dataclass(frozen=True)
 class _Refusal:
-    """An option that is honoured for some values only."""
+    """An option of which only some values are supported."""
 
     name: str
     allowed: tuple[Any, ...]
@@ -24,7 +24,7 @@ class _Refusal:
 _PLAIN = "leave it out, or call generate without custom_generate"
 _STATIC = ("static", "dynamic", "dynamic_full", "hybrid", "sliding_window", "offloaded_static")
 _ARGUMENTS = frozenset({"streamer", "assistant_model", "synced_gpus", "custom_generate"})
-"""Arguments by which ``generate`` of transformers is known."""
+"""Arguments that identify ``generate`` of transformers."""
 _REFUSALS = (
     _Refusal("num_beams", (None, 1), "use outrider.LLM.beam_search, or call generate without custom_generate"),
     _Refusal("num_beam_groups", (None, 1), _PLAIN),
@@ -73,7 +73,7 @@ def answer_of(config: Any) -> Answer:
 
 
 def check_room(prompts: PaddedPrompts, max_tokens: int, max_len: int) -> None:
-    """Refuse a length that the model's context cannot hold: the text would end where plain ``generate`` goes on."""
+    """Refuse a length beyond the model's context. The text would end there, but plain ``generate`` would continue."""
     wanted = prompts.longest + max_tokens
     if wanted > max_len:
         left = max_len - prompts.longest
@@ -85,20 +85,21 @@ def check_room(prompts: PaddedPrompts, max_tokens: int, max_len: int) -> None:
 
 
 def name_of(part: Any) -> str:
-    """How messages call a processor or a criterion: a function by its own name, an object by its class."""
+    """The name of a processor or criterion in error messages: a function's own name, or an object's class."""
     return part.__name__ if isinstance(part, FunctionType) else type(part).__name__
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """Arguments that ``generate`` of transformers 5 does not hand on to a callable."""
+    """Arguments that ``generate`` of transformers 5 does not pass on to a custom loop."""
 
     streamer: Any = None
 
     @staticmethod
     def find() -> Caller:
-        """Read the arguments from the frame of the ``generate`` that calls us. Without this a streamer would wait for ever."""
+        """Read the arguments from the stack frame of the ``generate`` that calls us. Without them a streamer would wait for
+        ever."""
         frame = inspect.currentframe()
         while frame is not None and not (frame.f_code.co_name == "generate" and frame.f_locals.keys() >= _ARGUMENTS):
             frame = frame.f_back

@@ -33,9 +33,9 @@ _NATIVE: tuple[tuple[type, str, str], ...] = (
     (theirs.MinPLogitsWarper, "min_p", "min_p"),
     (theirs.TypicalLogitsWarper, "typical_p", "mass"),
 )
-"""Class in transformers, sampling parameter, attribute of the class; in the order in which both programs apply them."""
+"""Class in transformers, sampling parameter, attribute of the class, in the order in which both programs apply them."""
 _STATEFUL = (theirs.UnbatchedClassifierFreeGuidanceLogitsProcessor, theirs.SynthIDTextWatermarkLogitsProcessor)
-"""Classes that remember earlier calls, which a rejected guess would spoil."""
+"""Classes that remember earlier calls. A rejected guess would spoil that memory."""
 _TOLERANCE = 1e-4
 _REMEDY = "leave it out, or call generate without custom_generate"
 
@@ -43,14 +43,15 @@ _REMEDY = "leave it out, or call generate without custom_generate"
 @final
 @dataclass(frozen=True, eq=False)
 class Processing:
-    """How the logits of a call become a law."""
+    """How the logits of a call become a distribution."""
 
     processors: tuple[Any, ...]
-    """Called per node, in this order, before the parameters apply."""
+    """Processors that are called for every node, in this order, before the sampling parameters apply."""
     params: dict[str, Any] = field(default_factory=dict)
-    """Sampling parameters that stand for the other processors."""
+    """Sampling parameters that replace the other processors."""
     noise: TorchNoise | None = None
-    """Makes the largest score the token that ``torch.multinomial`` draws; None in greedy calls and with the engine's noise."""
+    """Makes the token that ``torch.multinomial`` draws the one with the largest score; None in greedy calls, and with the
+    engine's own noise."""
 
     def row(self, prompts: PaddedPrompts, row: int) -> tuple[LogitsProcessor, ...]:
         """The processors as the engine calls them for one row."""
@@ -65,8 +66,8 @@ class Processing:
 def processing_of(
     processors: Sequence[Any], prompts: PaddedPrompts, *, do_sample: bool, noise: TorchNoise | None = None
 ) -> Processing:
-    """The prepared processors of a call. With ``noise`` all of them are called and the largest score is chosen. Without it
-    those that are sampling parameters are taken out."""
+    """The prepared processors of a call. With ``noise`` all of them are called, and the largest score is chosen. Without it,
+    those with an equal sampling parameter are replaced by that parameter."""
     kept = list(processors)
     if noise is not None:
         return Processing(tuple(kept), {"temperature": 0.0}, noise)
@@ -82,12 +83,13 @@ def processing_of(
 
 
 def bound(processors: Sequence[Any], row: int) -> list[Any]:
-    """The processors for one row alone, where they hold something for every row of the batch."""
+    """The processors for one row alone. Some hold one value per row of the batch."""
     return [_bound(one, row) for one in processors]
 
 
 def try_processors(processors: Sequence[Any], prompts: PaddedPrompts, vocab_size: int) -> None:
-    """Refuse a processor that remembers its calls or looks at other rows. It is called on the prompts with made-up scores."""
+    """Refuse a processor that remembers its calls or looks at other rows. For this it is called on the prompts, with made-up
+    scores."""
     noise = torch.Generator().manual_seed(0)
     scores = torch.randn(prompts.num_rows, vocab_size, generator=noise).to(prompts.input_ids.device)
     for processor in processors:
@@ -109,7 +111,7 @@ def try_processors(processors: Sequence[Any], prompts: PaddedPrompts, vocab_size
 @final
 @dataclass(frozen=True, eq=False)
 class _RowProcessor:
-    """All processors of one row behind the engine's interface."""
+    """All processors of one row, with the engine's interface."""
 
     processors: list[Any]
     padding: list[int]
@@ -126,7 +128,7 @@ class _RowProcessor:
 @final
 @dataclass(frozen=True, eq=False)
 class _RowNoise:
-    """The draw of one row, behind its processors."""
+    """The random draw of one row, after its processors."""
 
     noise: TorchNoise
     row: int
@@ -138,7 +140,7 @@ class _RowNoise:
 
 
 def _split_tail(processors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The processors before the longest ending that sampling parameters can stand for, and those parameters."""
+    """The processors before the longest suffix that sampling parameters can replace, and those parameters."""
     params: dict[str, Any] = {}
     kept, place = list(processors), len(_NATIVE)
     while kept:
@@ -151,13 +153,13 @@ def _split_tail(processors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _is_plain(processor: Any) -> bool:
-    """A cut that removes tokens altogether, and may leave one."""
+    """Whether a truncation removes tokens altogether, and may leave a single one."""
     held = vars(processor)
     return held.get("filter_value", -torch.inf) == -torch.inf and held.get("min_tokens_to_keep", 1) == 1
 
 
 def _is_usual_penalty(processor: Any, prompts: PaddedPrompts) -> bool:
-    """A repetition penalty over exactly the tokens of the text."""
+    """Whether a repetition penalty covers exactly the tokens of the text."""
     if type(processor) is not theirs.RepetitionPenaltyLogitsProcessor:
         return False
     ignored = processor.prompt_ignore_length

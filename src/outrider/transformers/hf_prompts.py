@@ -43,11 +43,11 @@ class PaddedPrompts:
 
     @property
     def paddings(self) -> list[int]:
-        """Padding tokens on the left of each row."""
+        """Number of padding tokens on the left of each row."""
         return [self.padded_len - len(row) for row in self.rows]
 
     def padding_of(self, row: int) -> list[int]:
-        """The ids on the left that are not part of the row's text."""
+        """The ids on the left that do not belong to the row's text."""
         return self.input_ids[row, : self.padded_len - len(self.rows[row])].tolist()
 
     @staticmethod

@@ -20,9 +20,9 @@ from outrider.transformers.hf_options import name_of
 from outrider.transformers.hf_prompts import PaddedPrompts
 
 STOP = "\N{END OF TRANSMISSION}"
-"""The stop string that a row's criteria write."""
+"""The stop string that is written when a row's criteria are met."""
 _KNOWN = (theirs.MaxTimeCriteria, theirs.StopStringCriteria)
-"""Criteria that judge every row by itself."""
+"""Criteria that judge every row on its own."""
 _REMEDY = "leave it out, or call generate without custom_generate"
 
 
@@ -44,7 +44,7 @@ class Stopping:
         return (STOP,) if self.criteria else ()
 
     def new_stream(self, prompts: PaddedPrompts, row: int) -> Callable[[], StopWatch] | None:
-        """Makes the watch of one row; None where no criterion has to be asked."""
+        """Makes the text stream that watches one row; None if there are no criteria."""
         if not self.criteria:
             return None
         return partial(StopWatch, self.criteria, prompts.input_ids[row].tolist(), prompts.input_ids.device)
@@ -52,7 +52,7 @@ class Stopping:
 
 @final
 class StopWatch:
-    """Asks the criteria of one row. As the row's text stream it writes the stop string when one of them is met."""
+    """Asks the criteria of one row. It is the row's text stream, and writes the stop string when one of them is met."""
 
     def __init__(self, criteria: Sequence[Any], ids: Sequence[int], device: torch.device) -> None:
         self._criteria, self._ids, self._device = criteria, list(ids), device
@@ -81,7 +81,7 @@ def stopping_of(criteria: Sequence[Any], prompts: PaddedPrompts) -> Stopping:
 
 
 def try_criteria(criteria: Sequence[Any], prompts: PaddedPrompts) -> None:
-    """Refuse a criterion that remembers its calls or looks at other rows. It is asked about the prompts."""
+    """Refuse a criterion that remembers its calls or looks at other rows. For this it is asked about the prompts."""
     for criterion in criteria:
         name = name_of(criterion)
         if isinstance(criterion, theirs.ConfidenceCriteria):

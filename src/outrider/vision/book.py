@@ -19,25 +19,26 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 FIRST = 1 << 40
-"""The first id of an embedding."""
+"""The first id that names an embedding."""
 SPAN = 1 << 20
-"""Ids of one run."""
+"""Number of ids that are reserved for one run of embeddings."""
 _KEPT = 16
-"""Runs that are kept for the next request after the last one that used them has ended."""
+"""Number of runs that are kept after their last request has ended, for later requests."""
 _KNOWN = 1 << 16
-"""Contents whose numbers are remembered."""
+"""Number of contents whose ids are remembered."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class EmbeddingRun:
-    """Embeddings of neighbouring places of a prompt."""
+    """Embeddings of consecutive positions of a prompt."""
 
     number: int
     states: Tensor
-    """[N, H] what enters the first layer."""
+    """[N, H] input of the first layer."""
     positions: Tensor | None = None
-    """[N, D / 2] rotary positions of every pair of dimensions, where places have several axes; such a run begins a prompt."""
+    """[N, D / 2] rotary position of every pair of dimensions, for models with several position axes. Such a run begins a
+    prompt."""
 
     @property
     def ids(self) -> list[int]:
@@ -47,7 +48,7 @@ class EmbeddingRun:
 
 @final
 class Book:
-    """Runs by their ids, for as long as a request or the last few requests hold them. For several threads."""
+    """Runs of embeddings by their ids. Each is kept while a request holds it, and a few runs are kept longer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -57,7 +58,7 @@ class Book:
         self._recent: OrderedDict[int, EmbeddingRun] = OrderedDict()
 
     def run(self, key: bytes, make: Callable[[], tuple[Tensor, Tensor | None]]) -> EmbeddingRun:
-        """The run of this content; ``make`` gives its states and positions where they are not there any more."""
+        """The run with this content. ``make`` computes its states and positions if they are no longer kept."""
         with self._lock:
             found = self._runs.get(self._number(key))
             if found is not None:
@@ -73,7 +74,7 @@ class Book:
         return run.states[(token - FIRST) % SPAN]
 
     def positions(self, row: Sequence[int]) -> Tensor | None:
-        """Positions of the run that a row goes on with, where it has several axes."""
+        """Positions of the run that continues a row, if the model has several axes."""
         return self._of(row[0]).positions if row and row[0] >= FIRST else None
 
     def _of(self, token: int) -> EmbeddingRun:
@@ -82,7 +83,7 @@ class Book:
         return run
 
     def _number(self, key: bytes) -> int:
-        """The number of a content, given out once: a number that was forgotten is never used again."""
+        """The id of a content. Ids of forgotten contents are never used again."""
         if key not in self._numbers:
             self._numbers[key], self._next = self._next, self._next + 1
         self._numbers.move_to_end(key)
@@ -99,7 +100,7 @@ class Book:
 
 
 def num_embedded(row: Sequence[int]) -> int:
-    """How many tokens at the beginning of a row are embeddings."""
+    """Number of tokens at the beginning of a row that are embeddings."""
     return next((place for place, token in enumerate(row) if token < FIRST), len(row))
 
 

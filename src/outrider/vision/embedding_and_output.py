@@ -14,7 +14,7 @@ from outrider.vision.hf_tower import image_token_of, open_parts
 
 
 def read_vision_target(path: Path) -> tuple[dict[str, Any], EmbeddingAndOutput]:
-    """The same as ``read_target``, for a folder of a model that sees images."""
+    """``read_target`` for the folder of a vision-language model."""
     raw = read_config(path)
     family = family_of(raw)
     assert family is not None, "the folder can see"

@@ -18,16 +18,16 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """The differences between families."""
+    """What distinguishes a family."""
 
     text_module: str
-    """Where transformers keeps the language model."""
+    """The attribute of transformers' model that holds the language model."""
     text_type: str | None = None
-    """The lean decoder's name of the language model's family, where the checkpoint has a name of its own for it."""
+    """The decoder's name for the family of the language model, if the checkpoint uses another name."""
     has_axes: bool = False
-    """Places of an image have several axes of positions."""
+    """Whether positions of an image have several axes."""
     is_tiled: bool = False
-    """Images are cut into tiles with tags."""
+    """Whether images are cut into tiles, which are marked by tags."""
 
 
 FAMILIES = {
@@ -41,12 +41,13 @@ FAMILIES = {
 
 
 def family_of(raw: Mapping[str, Any]) -> VisionFamily | None:
-    """The family of a config.json; None for a model of text, and for one whose images are not known."""
+    """The family of a config.json; None for a text model and for unknown vision-language models."""
     return FAMILIES.get(str(raw.get("model_type"))) if "vision_config" in raw else None
 
 
 def tiled_text(rows: int, columns: int, num_each: int, image_token: str) -> str:
-    """An image of Idefics3 or SmolVLM in a prompt: rows of tiles, then the whole image; ``num_each`` features a tile."""
+    """The text that stands for an image of Idefics3 or SmolVLM in a prompt: rows of tiles, then the whole image, with
+    ``num_each`` features per tile."""
     around, places = "<fake_token_around_image>", image_token * num_each
     tiles = [[f"{around}<row_{i + 1}_col_{j + 1}>{places}" for j in range(columns)] for i in range(rows)]
     lines = "".join(f"{''.join(line)}\n" for line in tiles)
@@ -54,7 +55,7 @@ def tiled_text(rows: int, columns: int, num_each: int, image_token: str) -> str:
 
 
 def tiled_ids(rows: int, columns: int, num_places: int, image_token: tuple[str, int], encode: Encode) -> list[int]:
-    """Token ids of ``tiled_text`` for an image of ``num_places`` features; ``image_token`` is the placeholder and its id."""
+    """Token ids of ``tiled_text`` for an image of ``num_places`` features. ``image_token`` is the placeholder with its id."""
     num_tiles = rows * columns + 1
     if num_places % num_tiles:
         raise RequestError(f"an image of {num_places} features does not divide into {num_tiles} tiles; process it again")

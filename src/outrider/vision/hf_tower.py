@@ -23,7 +23,7 @@ from outrider.vision.pixels import Pixels, Process
 
 @final
 class Tower:
-    """Pixels to embeddings."""
+    """Turns pixels into embeddings."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -32,7 +32,7 @@ class Tower:
 
     @torch.inference_mode()
     def features(self, pixels: Pixels) -> Tensor:
-        """[N, H] one embedding for each place that the image takes in a prompt."""
+        """[N, H] one embedding for each position that the image takes in a prompt."""
         inputs = {name: self._placed(value) for name, value in pixels.inputs.items() if name in self._arguments}
         try:
             made = self._model.get_image_features(**inputs)
@@ -50,7 +50,7 @@ class Tower:
 def open_parts(
     folder: Path, family: VisionFamily, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tower, TensorDict, dict[str, Any]]:
-    """The tower, the tensors of the language model, and its config as the lean decoder reads it."""
+    """The vision tower, the tensors of the language model, and its config in the form that our decoder reads."""
     from transformers import AutoModelForImageTextToText
 
     try:
@@ -69,7 +69,7 @@ def open_parts(
 
 
 def _text_config(config: Any, family: VisionFamily) -> dict[str, Any]:
-    """The language model's part of the config, with what the whole says about it."""
+    """The language model's part of the config, completed with entries of the whole config."""
     text = config.get_text_config()
     raw = {key: value for key, value in text.to_dict().items() if value is not None}
     raw["tie_word_embeddings"] = bool(getattr(config, "tie_word_embeddings", False) or raw.get("tie_word_embeddings"))
@@ -80,7 +80,7 @@ def _text_config(config: Any, family: VisionFamily) -> dict[str, Any]:
 
 
 def image_token_of(config: Mapping[str, Any], folder: Path) -> int:
-    """The id that stands for an image in a prompt."""
+    """The token id that stands for an image in a prompt."""
     found = config.get("image_token_id", config.get("image_token_index"))
     if not isinstance(found, int):
         raise ModelError(f"{folder}: config.json names no image_token_id; fetch the model again")
@@ -88,8 +88,8 @@ def image_token_of(config: Mapping[str, Any], folder: Path) -> int:
 
 
 def new_processor(folder: Path, family: VisionFamily) -> Process | None:
-    """The model's image processor, as a function of one PIL image; None where the folder has none. It is opened when the first
-    image comes: a model that is given none needs no Pillow."""
+    """The model's image processor, as a function of one PIL image; None if the folder has none. It is opened for the first
+    image, so a model without images does not need Pillow."""
     if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         return None
     open_once = cache(partial(_open_processor, folder))

@@ -12,7 +12,7 @@ _OWN = "that of a text model with the sizes above"
 
 
 def with_vision(info: ModelInfo, path: Path) -> ModelInfo:
-    """The description of a checkpoint, put right where it is a vision-language model of a known family."""
+    """The description of a checkpoint, corrected if it is a vision-language model of a known family."""
     if not can_see(path):
         return info
     runs_on = "lean decoder; images through transformers' vision tower (docs/vision.md)"

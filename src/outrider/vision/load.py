@@ -66,7 +66,7 @@ def _eyes(
 
 
 def _lean(text: Mapping[str, Any], path: Path, family: VisionFamily) -> ModelConfig:
-    """What the lean decoder has to know; the reason where it cannot run the language model."""
+    """The decoder's config, or the reason why the decoder cannot run the language model."""
     config = config_of(dict(text))
     if config is None:
         raise ModelError(f"{path}: its language model cannot be run ({why_not_lean(dict(text))}); use another model")
@@ -78,7 +78,7 @@ def _lean(text: Mapping[str, Any], path: Path, family: VisionFamily) -> ModelCon
 
 
 def _with_spare_rows(weights: Weights) -> Weights:
-    """An embedding table with room for what is no token; the head keeps the vocabulary."""
+    """An embedding table with spare rows for image embeddings. The output head keeps the vocabulary's size."""
     vocab_size, width = weights.embedding.shape
     table = torch.cat((weights.embedding, weights.embedding.new_zeros(SPARE_ROWS, width)))
     head = table[:vocab_size] if weights.head is weights.embedding else weights.head

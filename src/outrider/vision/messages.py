@@ -18,13 +18,13 @@ _IMAGE_KINDS = ("image", "image_url", "input_image")
 
 
 def blind(name: str) -> RequestError:
-    """Why a text model is given no images."""
+    """The reason why a text model refuses images."""
     known = ", ".join(FAMILIES)
     return RequestError(f"{name} is a text model and cannot see images; leave them out, or load a model of type {known}")
 
 
 def parted(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Any]]:
-    """The messages with bare image parts in the place of images, and the images in order."""
+    """The messages, with bare image parts in place of the images, and the images in order."""
     images: list[Any] = []
     said = [_without_images(message, images) for message in messages]
     return (said, images) if images else (list(messages), [])
@@ -57,7 +57,7 @@ def _is_image(part: Any) -> bool:
 
 
 def _image_of(part: Mapping[str, Any]) -> Any:
-    """What a part holds: an image, a path, or the bytes of a data URL."""
+    """The image in a part: an image object, a path, or the bytes of a data URL."""
     found = next((part[key] for key in ("image", "image_url", "url", "path") if part.get(key) is not None), None)
     if isinstance(found, Mapping) and "url" in found:
         found = found["url"]
@@ -67,7 +67,7 @@ def _image_of(part: Mapping[str, Any]) -> Any:
 
 
 def data_of(url: str) -> bytes:
-    """The bytes of a data URL. Other addresses are refused: nobody's prompt makes this machine open connections."""
+    """The bytes of a data URL. Other URLs are refused, because a prompt must not make this machine open connections."""
     scheme, _, rest = url.partition(":")
     if scheme != "data":
         what = f"{scheme}: addresses are not opened, since a prompt could reach into the network of this machine"

@@ -24,7 +24,7 @@ _INSTALL = "install it: pip install 'outrider[vlm]'"
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What of bytes and files is refused before it is decoded."""
+    """Limits on encoded images, checked before an image is decoded."""
 
     max_bytes: int = 20_000_000
     """Largest encoded image (PNG, JPEG ...) in bytes."""
@@ -41,13 +41,13 @@ class Pixels:
     """One image, processed."""
 
     inputs: Mapping[str, Tensor]
-    """Arguments of the tower by name."""
+    """The vision tower's arguments by name."""
     tiles: tuple[int, int] = (0, 0)
-    """Rows and columns of tiles it was cut into; none where it is whole."""
+    """Rows and columns of tiles into which the image was cut; (0, 0) if it is whole."""
 
     @property
     def key(self) -> bytes:
-        """A key that is equal for equal pixels, and for no others."""
+        """A key that is equal for equal pixels only."""
         digest = hashlib.sha256(repr(self.tiles).encode())
         for name in sorted(self.inputs):
             tensor = self.inputs[name].detach().cpu().contiguous()
@@ -57,7 +57,7 @@ class Pixels:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches along height and width, where the processor says so."""
+        """Patches along height and width, if the image processor reports them."""
         if "image_grid_thw" not in self.inputs:
             raise RequestError("the processed image has no image_grid_thw; give all that the model's image processor returns")
         time, height, width = (int(size) for size in self.inputs["image_grid_thw"].flatten())
@@ -71,7 +71,7 @@ Process = Callable[[Any], Mapping[str, Any]]
 
 
 def pixels_of(image: Any, process: Process, limits: ImageLimits) -> Pixels:
-    """Any image a user may give, processed."""
+    """An image in any form that a user may give, processed for the model."""
     if isinstance(image, Mapping):
         return _processed(image)
     found = opened(image, limits)
@@ -96,14 +96,14 @@ def _processed(made: Mapping[str, Any]) -> Pixels:
 
 
 def _first(value: Any) -> int:
-    """The number in lists of lists of one number; 0 where there is none."""
+    """The number inside nested one-element lists; 0 if there is none."""
     while isinstance(value, list | tuple):
         value = value[0] if value else 0
     return int(value or 0)
 
 
 def opened(image: Any, limits: ImageLimits) -> Any:
-    """A PIL image in RGB; one that is a PIL image already is the caller's own, and is taken at any size."""
+    """A PIL image in RGB. A PIL image that the caller gives is accepted at any size."""
     try:
         from PIL import Image, UnidentifiedImageError  # pyright: ignore[reportMissingImports] - an extra, [vlm]
     except ImportError:

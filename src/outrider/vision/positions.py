@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Span:
-    """An image in a prompt: its first place, and how many rows and columns of places it has."""
+    """An image in a prompt: its first position, and its rows and columns of positions."""
 
     begin: int
     height: int
@@ -30,7 +30,7 @@ class Span:
 
 
 def axis_positions(spans: Sequence[Span]) -> tuple[Tensor, int]:
-    """[3, N] positions of a prompt up to the end of its last image, and the position that follows."""
+    """[3, N] positions of a prompt up to the end of its last image, and the position after it."""
     pieces, place, position = [], 0, 0
     for span in spans:
         num_text = span.begin - place
@@ -43,8 +43,8 @@ def axis_positions(spans: Sequence[Span]) -> tuple[Tensor, int]:
 
 
 def turned_positions(spans: Sequence[Span], sections: Sequence[int]) -> Tensor:
-    """[N, D / 2] the position of every pair of dimensions, shifted so that the place behind the last image has its own number.
-    ``sections`` are the pairs that each axis turns, axis after axis."""
+    """[N, D / 2] the position of every pair of dimensions. All are shifted so that the first token after the image has its own
+    index as position. ``sections`` counts the pairs that each axis rotates."""
     positions, following = axis_positions(spans)
     axes = torch.arange(len(sections)).remainder(3).repeat_interleave(torch.tensor(sections))
     return (positions[axes] + positions.shape[1] - following).T.float()

@@ -30,30 +30,30 @@ class EmbeddedPrompt:
     """A prompt with images."""
 
     ids: list[int]
-    """Tokens of the vocabulary, placeholders repeated."""
+    """Tokens of the vocabulary, with the placeholder repeated for every position of an image."""
     read_ids: list[int]
-    """What the target reads at the same places."""
+    """What the target reads at the same positions."""
     runs: tuple[EmbeddingRun, ...]
     """Embeddings that ``read_ids`` name."""
 
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """How a checkpoint writes images."""
+    """How the prompts of a checkpoint represent images."""
 
     token: int
-    """The placeholder."""
+    """The placeholder's token id."""
     text: str
     """The placeholder as text."""
     merge: int = 1
-    """Patches along each side of a place."""
+    """Patches along each side of one position."""
     sections: tuple[int, ...] = ()
-    """Pairs of dimensions that each axis of positions turns; none where positions have one axis."""
+    """Number of pairs of dimensions that each position axis rotates; empty if there is one axis."""
 
 
 @final
 class Vision:
-    """The eyes of one target."""
+    """The image-reading part of one target."""
 
     def __init__(
         self,
@@ -75,7 +75,9 @@ class Vision:
         return self._prompt(list(ids), runs)
 
     def written(self, messages: Sequence[Mapping[str, Any]], template: str | None) -> list[dict[str, Any]]:
-        """Messages as the chat template takes them: in parts where it knows images, else as text with placeholders."""
+        """Messages in the form that the chat template takes: in parts if it knows images, otherwise as text with
+        placeholders.
+        """
         knows_images = template is not None and "image" in template
         return [in_parts(one) if knows_images else in_text(one, self.tokens.text) for one in messages]
 
@@ -120,7 +122,7 @@ class Vision:
         return self._turned(written, read, spans, runs) if spans else EmbeddedPrompt(written, read, runs)
 
     def _places(self, run: EmbeddingRun, pixels: Pixels) -> list[int]:
-        """Tokens that one image is written as."""
+        """The tokens that stand for one image."""
         size, token = len(run.states), self.tokens.token
         return (
             tiled_ids(*pixels.tiles, size, (self.tokens.text, token), self._encode) if self.family.is_tiled else [token] * size
@@ -137,7 +139,7 @@ class Vision:
     def _turned(
         self, written: list[int], read: list[int], spans: Sequence[Span], runs: tuple[EmbeddingRun, ...]
     ) -> EmbeddedPrompt:
-        """A prompt whose places have several axes: up to its last image it is one run, since its turns depend on all of it."""
+        """A prompt with several position axes. Up to its last image it is one run, because rotations depend on all of it."""
         end = spans[-1].end
         key = hashlib.sha256(repr((written[:end], [(span, run.number) for span, run in zip(spans, runs)])).encode()).digest()
         whole = self.target.book.run(key, lambda: (self._states(written[:end], spans, runs), self._positions(spans)))

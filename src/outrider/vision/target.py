@@ -31,14 +31,14 @@ from outrider.core.wrapped_target import WrappedTarget
 from outrider.vision.book import FIRST, Book, has_embedded, num_embedded
 
 SPARE_ROWS = 2048
-"""Rows of the embedding table behind the vocabulary: most embeddings of a pass."""
+"""Spare rows of the embedding table after the vocabulary: the most embeddings of one pass."""
 
 _Tapped = Mapping[int, list[Tensor]]
 
 
 @final
 class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
-    """A decoder whose prompts may hold embeddings. What they are is in its book."""
+    """A decoder whose prompts may hold embeddings. Its book says which."""
 
     def __init__(self, inner: LayeredTarget, table: Tensor, book: Book) -> None:
         """``table`` is the decoder's embedding, with ``SPARE_ROWS`` rows behind the vocabulary."""
@@ -49,7 +49,7 @@ class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
 
     @property
     def captured_as(self) -> Target:
-        """Behind a prompt there are no images: rounds are those of the decoder."""
+        """The decoder itself: rounds come after the prompt, where there are no images."""
         return self.inner
 
     def new_cache(self, batch_size: int) -> Cache:
@@ -81,7 +81,7 @@ class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
         return self.inner.logits(hidden)
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
-        """[N, H] what enters the first layer at tokens of the vocabulary."""
+        """[N, H] input of the first layer for tokens of the vocabulary."""
         return self.table[torch.tensor(list(tokens), device=self.device)]
 
     def _placed(self, positions: Tensor) -> Target:
@@ -89,7 +89,7 @@ class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
         return self.inner.placed(positions)
 
     def _read(self, model: Target, rows: Sequence[Sequence[int]], cache: Cache, taps: Sequence[int]) -> list[_Tapped]:
-        """Append rows, as many tokens at a time as the spare rows hold."""
+        """Append rows, with at most as many tokens at a time as there are spare embedding rows."""
         if not has_embedded(rows):
             return [model.prefill(rows, cache, taps=taps)]
         step = SPARE_ROWS // sum(has_embedded([row]) for row in rows)

@@ -14,7 +14,7 @@ _SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
 
 
 def live_page() -> str:
-    """The page as the server sends it: its style and scripts are written into it."""
+    """The page as the server sends it, with style and scripts included."""
     return _whole("page.html")
 
 
@@ -35,7 +35,7 @@ def _whole(name: str) -> str:
 
 
 def _filled(page: str, name: str, data: Any) -> str:
-    """A page with data in the place that is kept for it."""
+    """A page with data in its placeholder."""
     begin, end = f'<script id="{name}" type="application/json">', "</script>"
     assert f"{begin}null{end}" in page, "the page has a place for its data"
     return page.replace(f"{begin}null{end}", begin + json.dumps(data, ensure_ascii=False).replace("<", "\\u003c") + end)

@@ -36,7 +36,7 @@ def read_trace(path: Path, *, request: int | None = None, words_of: WordsOf | No
 
 
 def with_words(seen: dict[str, Any], words_of: WordsOf) -> dict[str, Any]:
-    """A round with the words of its tree and of what it wrote; those it has are kept."""
+    """A round with the words of its tree and of its output. Words that it already has are kept."""
     words = [words_of(token) for token in seen["tokens"]]
     pieces = [{"text": words_of(t), "origin": o} for t, o in zip(seen["emitted"], seen["origins"], strict=True)]
     return {"words": words, "pieces": pieces, **seen}

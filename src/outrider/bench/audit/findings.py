@@ -42,7 +42,7 @@ class Audit:
 
     @property
     def violated(self) -> bool:
-        """Whether something was found that a lossless method does not do."""
+        """Whether something was found that no lossless method does."""
         return any(finding.outcome is AuditOutcome.FAILED for finding in self.findings)
 
     @property

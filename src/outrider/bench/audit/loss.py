@@ -43,5 +43,5 @@ def _laws(model: Target, texts: Sequence[Text], params: SamplingParams) -> Tenso
 
 
 def _likeliest(law: Tensor) -> Tensor:
-    """A chosen guess as a law with one possible token."""
+    """A chosen guess, as a law with one possible token."""
     return torch.zeros_like(law).scatter(1, law.argmax(-1, keepdim=True), 1.0)

@@ -36,7 +36,7 @@ class ContinuousSettings:
     window: int = 4
     """g: drafted tokens of a round."""
     prefill: float = 0.0
-    """Share of the tokens that the target writes alone at first."""
+    """Share of the image's tokens that the target writes before drafting begins."""
 
     def __post_init__(self) -> None:
         if self.window < 1 or not 0 <= self.prefill <= 1:
@@ -44,7 +44,7 @@ class ContinuousSettings:
             raise OptionError(f"{values} is not valid; use a window from 1 on and a share from 0 to 1")
 
     def plan(self, written: Sequence[int], num_tokens: int) -> Plan:
-        """The next chains of rows with so many tokens, cut to the room left (one token is always free)."""
+        """The next chains of rows that have these many tokens, cut to the room left (one token is always free)."""
         alone = round(self.prefill * num_tokens)
         depth = tuple(self.window if count >= alone else 0 for count in written)
         return Plan(depth, depth).clipped([num_tokens - count - 1 for count in written])
@@ -52,36 +52,36 @@ class ContinuousSettings:
 
 @dataclass(eq=False)
 class ImageState:
-    """One image: how far it is, and what it cost."""
+    """One image: its progress and its cost."""
 
     label: int
     origins: list[Origin] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     """The pass that each token came from, counted from 0."""
     num_paths: int = 0
-    """Target paths that were run one step after the other."""
+    """Target paths that were run one after the other."""
     stats: Stats = field(default_factory=Stats)
 
 
 @dataclass(eq=False)
 class PathBatch:
-    """Images that share target passes, with everything that evolves."""
+    """Images that share target passes, with all state that changes."""
 
     rows: list[ImageState]
     labels: Tensor
     tokens: Tensor
-    """[B, L + 1, D] the class's place, then tokens."""
+    """[B, L + 1, D] the class's entry, then tokens."""
     cache: Cache
     drafter_state: Cache | None
     chance: torch.Generator
 
     @property
     def lengths(self) -> list[int]:
-        """Committed places of each row; the cache holds all but the last."""
+        """Committed tokens of each row, the class included. The cache holds all but the last."""
         return [1 + len(row.rounds) for row in self.rows]
 
     def narrow(self, kept: Sequence[int]) -> PathBatch:
-        """The named rows; this batch is not used again."""
+        """The named rows. This batch is not used again."""
         state = None if self.drafter_state is None else self.drafter_state.narrow(kept)
         index, rows = torch.tensor(list(kept), dtype=torch.int64), [self.rows[row] for row in kept]
         return PathBatch(rows, self.labels[index], self.tokens[index], self.cache.narrow(kept), state, self.chance)
@@ -98,13 +98,13 @@ class PathRound(NamedTuple):
 
 @final
 class PathEngine:
-    """A target, a drafter and a rule. Stateless between calls: what evolves is in the ``PathBatch``."""
+    """A target, a drafter and a rule. It has no state between calls: everything that changes is in the ``PathBatch``."""
 
     def __init__(self, target: ContinuousTarget, drafter: PathDrafter, rule: PathRule, settings: ContinuousSettings) -> None:
         self.target, self.drafter, self.rule, self.settings = target, drafter, rule, settings
 
     def start(self, labels: Tensor, chance: torch.Generator) -> PathBatch:
-        """Images of which nothing is written: the class is the root of the first chain."""
+        """Images without tokens: the class is the root of the first chain."""
         target, count = self.target, len(labels)
         bad = next((label for label in labels.tolist() if not 0 <= label < target.num_classes), None)
         if bad is not None:
@@ -133,7 +133,7 @@ class PathEngine:
 
 
 def _emit(batch: PathBatch, draft: PathDraft, verdict: PathVerdict) -> None:
-    """Write the accepted guesses of every row and the token behind them."""
+    """Append each row's accepted guesses, and the token after them."""
     rejected = verdict.rejected.tolist()
     for b, (row, count) in enumerate(zip(batch.rows, verdict.num_accepted.tolist(), strict=True)):
         begin = 1 + len(row.rounds)
@@ -172,7 +172,7 @@ class Written:
 
 @final
 class PathWriter:
-    """Writes images with a rule; plain decoding without a draft."""
+    """Writes images with a rule, or by plain decoding without a draft."""
 
     def __init__(
         self,
@@ -204,7 +204,8 @@ class PathWriter:
 
 @torch.no_grad()
 def write_plain(model: ContinuousTarget, labels: Tensor, chance: torch.Generator) -> Tensor:
-    """[B, L, D] token after token from one model, the whole prefix read anew for each: the oracle of ``PathEngine``."""
+    """[B, L, D] images written token by token with one model, which reads the whole prefix again for each token: the oracle of
+    ``PathEngine``."""
     tokens = torch.zeros(len(labels), 0, model.dim, dtype=model.dtype)
     for _ in range(model.num_tokens):
         chain = model.chain(model.conditions(tokens, labels)[:, -1])

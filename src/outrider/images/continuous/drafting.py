@@ -61,12 +61,13 @@ class PathDraftModel(PathDrafter):
         )
 
     def observe(self, state: Cache | None, lengths: Sequence[int]) -> None:
-        """Guesses that the target rejected leave the cache. Accepted ones stay, all but the new root."""
+        """Drop rejected guesses from the cache. Accepted ones stay, except the new root."""
         assert state is not None, "made by start"
         state.truncate([min(own, length - 1) for own, length in zip(state.lengths, lengths, strict=True)])
 
     def _read(self, cache: Cache, context: PathContext) -> Tensor:
-        """[B, H] conditions behind the roots. Reads and commits what the cache lacks: the root, and tokens not drafted here."""
+        """[B, H] conditions after the roots. Reads and commits what the cache lacks: the root, and tokens that were not drafted
+        here."""
         counts = [length - own for length, own in zip(context.lengths, cache.lengths, strict=True)]
         rows, places = torch.arange(len(counts)), torch.tensor(cache.lengths)[:, None] + torch.arange(max(counts))
         missing = context.tokens[rows[:, None], places.clamp(max=self.model.num_tokens)]

@@ -26,15 +26,15 @@ from outrider.images.model import Picture
 from outrider.models.load import read_config
 
 NUM_STEPS = 25
-"""Steps of the schedule, where none are named."""
+"""Steps of the schedule, unless a number is given."""
 _KINDS = {"int": ("a whole number", (int,)), "float": ("a number", (int, float)), "bool": ("true or false", (bool,))}
-"""Options by their type: what they are called, and the values they take."""
+"""For each type of option: its name, and the values it takes."""
 
 
 @final
 @dataclass(frozen=True)
 class PathWay:
-    """How images are written."""
+    """How images are written: rule, drafting and schedule."""
 
     rule: PathRule | None
     """None for plain decoding."""
@@ -78,7 +78,7 @@ def _inside(folder: Path) -> Path:
 
 @final
 class ContinuousImages:
-    """A continuous image model, and a draft of it where there is one. Networks are loaded once; any schedule serves them."""
+    """A continuous image model, with or without a draft. Networks are loaded once and serve any schedule."""
 
     def __init__(self, target: Network, draft: Network | None = None) -> None:
         self.target, self.draft = target, draft
@@ -97,7 +97,7 @@ class ContinuousImages:
         return ContinuousImages(*networks)
 
     def writer(self, way: PathWay) -> PathWriter:
-        """What writes images in a way."""
+        """The writer for these settings."""
         if way.rule is None:
             return PathWriter(DiffusionModel(self.target, way.schedule))
         if self.draft is None:

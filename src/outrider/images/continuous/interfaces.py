@@ -44,10 +44,10 @@ class ContinuousTarget(ABC):
 
     @abstractmethod
     def chain(self, conditions: Tensor) -> Chain:
-        """The denoiser of M tokens with conditions [M, H]."""
+        """The denoiser of M tokens under conditions [M, H]."""
 
     def conditions(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """[B, N + 1, H] the condition of every next token after the prefixes of [B, N, D], read at once."""
+        """[B, N + 1, H] the condition of the next token after every prefix of [B, N, D], computed in one pass."""
         root = tokens.new_zeros(len(tokens), 1, self.dim)
         return self.score(torch.cat([root, tokens], 1), labels, self.new_cache(len(tokens)))
 
@@ -55,12 +55,12 @@ class ContinuousTarget(ABC):
 @final
 @dataclass(frozen=True, eq=False)
 class PathContext:
-    """What a drafter may know: committed tokens, the classes, and the numbers drawn."""
+    """What a drafter may know when it proposes: committed tokens, the classes, and the random numbers."""
 
     tokens: Tensor
-    """[B, L + 1, D] the class's place, committed tokens, and nothing."""
+    """[B, L + 1, D] the class's entry, committed tokens, then unused entries."""
     lengths: Sequence[int]
-    """Committed places of each row, the class's included; the last one is the root."""
+    """Committed entries of each row, the class included. The last one is the root."""
     labels: Tensor
     """[B]"""
     chance: torch.Generator
@@ -83,9 +83,9 @@ class PathGuesses:
     depths: Tensor
     paths: Paths
     noise: Tensor
-    """[T + 1, M, D] the numbers that the draft made the paths of."""
+    """[T + 1, M, D] the random numbers from which the draft made the paths."""
     chain: Chain
-    """q: the draft's denoiser of them."""
+    """q: the draft's denoiser of these tokens."""
 
 
 @final
@@ -94,11 +94,11 @@ class PathDraft:
     """A chain per row."""
 
     nodes: Tensor
-    """[B, N + 1, D] the root and the guesses behind it; what is behind a row's depth means nothing."""
+    """[B, N + 1, D] the root and the guesses after it. Entries past a row's depth are arbitrary."""
     depth: Sequence[int]
     """Guesses of each row."""
     guesses: PathGuesses | None = None
-    """None where no row has any."""
+    """The guesses; None if no row has any."""
 
 
 class PathDrafter(ABC):
@@ -106,7 +106,7 @@ class PathDrafter(ABC):
 
     @abstractmethod
     def start(self, num_rows: int) -> Cache | None:
-        """The state of new rows, of which nothing but the class is known: a cache, or nothing."""
+        """The state of new rows, whose class alone is known: a cache, or nothing."""
 
     @abstractmethod
     def propose(self, state: Cache | None, context: PathContext, plan: Plan) -> PathDraft:
@@ -114,7 +114,7 @@ class PathDrafter(ABC):
 
     @abstractmethod
     def observe(self, state: Cache | None, lengths: Sequence[int]) -> None:
-        """Keep what was accepted: rows have ``lengths`` committed places now."""
+        """Keep what was accepted: rows now have ``lengths`` committed tokens."""
 
     @final
     def asked(self, state: Cache | None, context: PathContext, plan: Plan) -> PathDraft:
@@ -125,14 +125,14 @@ class PathDrafter(ABC):
 @final
 @dataclass(frozen=True, eq=False)
 class PathLaw:
-    """p: the target's denoisers behind every node of a scored draft."""
+    """p: the target's denoisers after every node of a scored draft."""
 
     target: ContinuousTarget
     conditions: Tensor
     """[B, N + 1, H]"""
 
     def after(self, rows: Tensor, nodes: Tensor) -> Chain:
-        """The denoisers of the tokens behind M nodes."""
+        """The denoisers of the tokens after M nodes."""
         return self.target.chain(self.conditions[rows, nodes])
 
 
@@ -144,8 +144,8 @@ class PathVerdict:
     num_accepted: Tensor
     """[B]"""
     next_token: Tensor
-    """[B, D] the target's own token behind the accepted ones."""
+    """[B, D] the target's own token after the accepted ones."""
     rejected: Tensor
-    """[B] whether a guess was rejected there; otherwise the next token is a bonus."""
+    """[B] whether a guess was rejected there. If not, the next token is a bonus."""
     num_paths: Tensor
-    """[B] target paths that were run one step after the other, for guesses up to the first rejected one and for next tokens."""
+    """[B] target paths that were run one after the other: for guesses up to the first rejected one, and for next tokens."""

@@ -35,11 +35,11 @@ from outrider.models.weights import SafetensorsFolder
 
 KIND = "continuous-image"
 _SPARE = 16
-"""Slots of a cache behind the last token, for guesses of rows that are nearly written."""
+"""Spare slots of a cache after the last token, for guesses of rows that are nearly complete."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries over keys and values, each [B, heads, N, D]."""
 causal: Attend = partial(F.scaled_dot_product_attention, is_causal=True)
-"""Every node sees those before it and itself."""
+"""Causal attention: every node sees earlier nodes and itself."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _HeadBlock(nn.Module):
 
 
 class Network(nn.Module):
-    """The parameters: transformer and diffusion head."""
+    """The parameters of transformer and diffusion head."""
 
     def __init__(self, shape: ContinuousShape) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Network(nn.Module):
         self.noise = nn.Linear(shape.head_width, shape.dim)
 
     def conditions(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """[B, N + 1, H] from the first N tokens."""
+        """[B, N + 1, H] conditions from the first N tokens."""
         x = torch.cat([self.label(labels)[:, None], self.enter(tokens)], 1)
         x = x + self.places[: x.shape[1]]
         for block in self.blocks:
@@ -109,7 +109,8 @@ class Network(nn.Module):
         return self.leave(x)
 
     def score(self, nodes: Tensor, labels: Tensor, cache: LayeredCache) -> Tensor:
-        """[B, N, H] the condition after each node [B, N, D] of chains behind the committed ones. The first is the class."""
+        """[B, N, H] the condition after each node [B, N, D] of chains that follow the committed tokens. The first entry is the
+        class."""
         cache.reserve(nodes.shape[1])
         places = torch.tensor(cache.lengths)[:, None] + torch.arange(nodes.shape[1])
         x = torch.where((places == 0)[..., None], self.label(labels)[:, None], self.enter(nodes))
@@ -119,7 +120,7 @@ class Network(nn.Module):
         return self.leave(x)
 
     def predicted_noise(self, x: Tensor, share: Tensor, conditions: Tensor) -> Tensor:
-        """[M, D] the noise in points [M, D] whose signal's share of the variance is ``share`` [M]."""
+        """[M, D] the predicted noise in points [M, D]. ``share`` [M] is the signal's share of their variance."""
         waves = (share.sqrt() * math.pi / 2)[:, None] * torch.arange(1, 17, device=x.device)
         condition = conditions + self.time(torch.cat([waves.sin(), waves.cos()], -1).to(x.dtype))
         hidden = self.noisy(x)
@@ -129,7 +130,7 @@ class Network(nn.Module):
 
 
 def _attend_cached(cache: LayeredCache, layer: int, places: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of nodes at ``places`` [B, N], whose keys go into the cache: each sees all slots up to its own."""
+    """Attention of nodes at ``places`` [B, N], whose keys are written to the cache. Each node sees all slots up to its own."""
     keys, values = cache.write(layer, keys, values)
     seen = torch.arange(keys.shape[2]) <= places[..., None]
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen[:, None])
@@ -147,7 +148,7 @@ def diffusion_loss(network: Network, tokens: Tensor, labels: Tensor, chance: tor
 
 @final
 class HeadChain(Chain):
-    """The diffusion head with M conditions."""
+    """The diffusion head under M conditions."""
 
     def __init__(self, network: Network, conditions: Tensor, schedule: Schedule) -> None:
         self.network, self.conditions, self.schedule = network, conditions, schedule
@@ -167,7 +168,7 @@ class HeadChain(Chain):
 
 @final
 class DiffusionModel(ContinuousTarget):
-    """A trained network with a schedule."""
+    """A trained network with a noise schedule."""
 
     def __init__(self, network: Network, schedule: Schedule) -> None:
         self.network, self.schedule = network.eval().requires_grad_(False), schedule
@@ -191,7 +192,7 @@ class DiffusionModel(ContinuousTarget):
 
     @staticmethod
     def load(folder: str | Path, schedule: Schedule) -> DiffusionModel:
-        """The model in a folder; any schedule serves it."""
+        """The model in a folder. Any schedule may be used with it."""
         path = Path(folder)
         own = read_config(path).get("outrider") or {}
         if own.get("kind") != KIND:

@@ -26,12 +26,12 @@ from outrider.core.errors import OptionError
 @final
 @dataclass(frozen=True)
 class Schedule:
-    """Signal and noise of every step."""
+    """Signal and noise of every diffusion step."""
 
     num_steps: int
-    """T."""
+    """T, the number of steps."""
     last_width: float = 0.02
-    """Width of the last step, which the posterior would make 0."""
+    """Width of the last step. The posterior's own width there would be 0."""
 
     def __post_init__(self) -> None:
         if self.num_steps < 1 or not self.last_width > 0:
@@ -47,20 +47,20 @@ class Schedule:
 
     @cached_property
     def widths(self) -> Tensor:
-        """[T + 1] the width of step t; entry 0 means nothing."""
+        """[T + 1] the width of step t. Entry 0 is not used."""
         before, after = self.signal[:-1], self.signal[1:]
         variance = (1 - before) / (1 - after) * (1 - after / before)
         return torch.cat([torch.zeros(1, dtype=torch.float64), variance.sqrt().clamp(min=self.last_width)])
 
     def mean(self, x: Tensor, t: Tensor, clean: Tensor) -> Tensor:
-        """[M, D] the posterior's mean at step ``t`` [M], from the noisy point and the clean point that was predicted."""
+        """[M, D] the posterior's mean at step ``t`` [M], given the noisy point and the predicted clean point."""
         after, before = self.signal[t][:, None], self.signal[t - 1][:, None]
         of_clean = before.sqrt() * (1 - after / before) / (1 - after)
         of_noisy = (after / before).sqrt() * (1 - before) / (1 - after)
         return of_clean.to(x.dtype) * clean + of_noisy.to(x.dtype) * x
 
     def noisy(self, clean: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """[M, D] clean points after ``t`` [M] steps of noise: what a denoiser learns from."""
+        """[M, D] clean points after ``t`` [M] steps of noise: the inputs of a denoiser in training."""
         share = self.signal[t][:, None].to(clean.dtype)
         return share.sqrt() * clean + (1 - share).sqrt() * noise
 
@@ -79,7 +79,7 @@ class Chain(ABC):
 
     @abstractmethod
     def select(self, rows: Tensor) -> Chain:
-        """The chain of some of the tokens, by number."""
+        """The chain of some of the tokens, by index."""
 
     def width(self, t: int) -> float:
         return float(self.schedule.widths[t])
@@ -99,13 +99,13 @@ class Paths:
 
 
 def fresh_noise(chain: Chain, chance: torch.Generator) -> Tensor:
-    """[T + 1, M, D] the numbers of M paths: entry T is the start, entry t - 1 the noise of step t."""
+    """[T + 1, M, D] random numbers of M paths: entry T is the start, entry t - 1 the noise of step t."""
     shape = (chain.schedule.num_steps + 1, chain.num_rows, chain.dim)
     return torch.randn(shape, generator=chance, dtype=chain.dtype)
 
 
 def denoised(chain: Chain, noise: Tensor) -> Paths:
-    """The paths that a chain makes of given numbers."""
+    """The paths that a chain makes from given random numbers."""
     x = noise[-1]
     points = [x]
     for t in range(chain.schedule.num_steps, 0, -1):
@@ -115,12 +115,12 @@ def denoised(chain: Chain, noise: Tensor) -> Paths:
 
 
 def own_log_density(noise: Tensor) -> Tensor:
-    """[M] the log-density of paths under the chain that made them of this noise: ``log_density`` without a pass."""
+    """[M] the log-density of paths under the chain that made them from this noise: ``log_density`` without a pass."""
     return -noise[:-1].double().square().sum((0, -1)) / 2
 
 
 def log_density(chain: Chain, paths: Paths) -> Tensor:
-    """[M] the log-density of paths under a chain, up to what all chains of one schedule share."""
+    """[M] the log-density of paths under a chain, up to a constant that all chains of one schedule share."""
     total = torch.zeros(paths.points.shape[1], dtype=torch.float64)
     for t in range(1, chain.schedule.num_steps + 1):
         off = (paths.points[t - 1] - chain.mean(paths.points[t], t)) / chain.width(t)

@@ -32,12 +32,12 @@ from outrider.images.continuous.paths import Chain, Paths, denoised, fresh_noise
 @final
 @dataclass(frozen=True, eq=False)
 class Tested:
-    """What a test says of M drafted tokens, each by itself."""
+    """The test's result for M drafted tokens, each on its own."""
 
     kept: Tensor
     """[M]"""
     own: Tensor | None = None
-    """[M, D] the target's tokens in place of those that are not kept; None where they are still to be drawn."""
+    """[M, D] the target's tokens in place of those that are not kept; None if they are still to be drawn."""
     num_paths: int = 1
     """Target paths that the test ran for each token, one after the other. (Evaluating a path takes one pass.)"""
 
@@ -45,14 +45,14 @@ class Tested:
 @final
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """M tokens, each by itself: the draft's where it was kept, else the target's."""
+    """M tokens, each on its own: the draft's token if it was kept, else the target's."""
 
     tokens: Tensor
     """[M, D]"""
     kept: Tensor
     """[M]"""
     num_paths: Tensor
-    """[M] target paths that were run one step after the other."""
+    """[M] target paths that were run one after the other."""
 
 
 class PathRule(ABC):
@@ -62,17 +62,18 @@ class PathRule(ABC):
 
     @abstractmethod
     def test(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Tested:
-        """Test M paths at once, each by itself. ``drafted`` is what ``q`` made of ``noise``; both chains have M rows."""
+        """Test M paths at once, each on its own. ``drafted`` are the paths that ``q`` made from ``noise``. Both chains have M
+        rows."""
 
     def recover(self, tested: Tested, rows: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        """[R, D] the target's tokens in place of rejected ones, and [R] the paths run for them; the chains have R rows."""
+        """[R, D] the target's tokens in place of rejected ones, and [R] the paths run for them. The chains have R rows."""
         del p, q, chance
         assert tested.own is not None, "a rule whose test draws no token has a recovery of its own"
         return tested.own[rows], torch.zeros(len(rows), dtype=torch.int64)
 
     @final
     def judge(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Judged:
-        """Every token by itself, recovered wherever it is rejected."""
+        """Judge every token on its own, and replace each rejected one."""
         tested = self.test(drafted, noise, p=p, q=q, chance=chance)
         tokens, paths = drafted.tokens.clone(), torch.full((p.num_rows,), tested.num_paths)
         rows = (~tested.kept).nonzero()[:, 0]
@@ -82,7 +83,8 @@ class PathRule(ABC):
 
     @final
     def walk(self, draft: PathDraft, law: PathLaw, chance: torch.Generator) -> PathVerdict:
-        """Accept every row's guesses up to the first rejected one, and replace that; a row without one gets a bonus token."""
+        """Accept every row's guesses up to the first rejected one, which is replaced. A row without a rejection gets a bonus
+        token."""
         count = len(draft.nodes)
         accepted, paths = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
         tokens = torch.zeros_like(draft.nodes[:, 0])
@@ -112,9 +114,9 @@ class JointPath(PathRule):
 
     lossless: ClassVar = True
     eta: float = 0.99
-    """Most that a path is kept with. A rejected one then costs at most 1 / (1 - eta) paths on average."""
+    """Highest probability with which a path is kept. A rejected path then costs at most 1 / (1 - eta) paths on average."""
     max_tries: int = 2000
-    """Paths after which one is taken as it is: with eta 0.99 this has a probability below 1e-10."""
+    """After this many tries the path is taken as it is. With eta 0.99 that has a probability below 1e-10."""
 
     def __post_init__(self) -> None:
         if not 0 < self.eta <= 1 or self.max_tries < 1:
@@ -142,7 +144,7 @@ class JointPath(PathRule):
         return tokens, tries
 
     def _tried(self, p: Chain, q: Chain, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Fresh target tokens, and which of them are kept."""
+        """Fresh tokens of the target, and which of them are kept."""
         noise = fresh_noise(p, chance)
         paths = denoised(p, noise)
         covered = (log_density(q, paths) - own_log_density(noise)).clamp(max=0).exp()
@@ -152,7 +154,7 @@ class JointPath(PathRule):
 @final
 @dataclass(frozen=True)
 class Reflect(PathRule):
-    """Two chains that take the same point wherever they can, and mirrored steps elsewhere."""
+    """Couples both chains by reflection: they take the same point if possible, and mirrored steps otherwise."""
 
     lossless: ClassVar = True
 
@@ -168,11 +170,11 @@ class Reflect(PathRule):
 @final
 @dataclass(frozen=True)
 class LastStep(PathRule):
-    """The target's own chain on the draft's noise, coupled in its last step alone."""
+    """Runs the target's own chain on the draft's noise, and couples the last step alone."""
 
     lossless: ClassVar = True
     shared: bool = True
-    """Whether the target's chain runs on the draft's noise. Without it the chains end far apart."""
+    """Whether the target's chain runs on the draft's noise. If it does not, the chains end far apart."""
 
     def test(self, drafted: Paths, noise: Tensor, *, p: Chain, q: Chain, chance: torch.Generator) -> Tested:
         del q
@@ -185,13 +187,13 @@ class LastStep(PathRule):
 @final
 @dataclass(frozen=True)
 class Published(PathRule):
-    """The released test: keeps a token that is similar to the target's own on the same noise."""
+    """The released test: keeps a token that is similar to the target's own token from the same noise."""
 
     lossless: ClassVar = False
     temperature: float = 42.0
-    """The densities of the test are flattened by this; 1 is the exact test."""
+    """Divides the log-densities in the test. 1 is the exact test."""
     max_tries: int = 100
-    """Draws of the last step after a rejection. The released code leaves zeros where all fail; here the last one stays."""
+    """Draws of the last step after a rejection. If all fail, the last one stays; the released code leaves zeros there."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 1:
@@ -206,7 +208,8 @@ class Published(PathRule):
         return Tested(kept, self._residual(*means, p.width(1), chance))
 
     def _residual(self, mean_p: Tensor, mean_q: Tensor, width: float, chance: torch.Generator) -> Tensor:
-        """[M, D] last steps of the target until one is kept with 1 - q / p; after the last try, that step as it is."""
+        """[M, D] last steps of the target, drawn until one is kept with probability 1 - q / p. After the last try the step is
+        taken as it is."""
         found = torch.empty_like(mean_p)
         waiting = torch.ones(len(mean_p), dtype=torch.bool)
         for _ in range(self.max_tries):
@@ -224,12 +227,12 @@ PATH_RULES: Catalog[type[PathRule]] = Catalog(
 
 
 def _draft_mean(drafted: Paths, noise: Tensor, t: int, width: float) -> Tensor:
-    """[M, D] the mean of the draft's step ``t``, from the step it took: no pass of the draft is needed."""
+    """[M, D] the mean of the draft's step ``t``, computed from the step it took, without a pass of the draft."""
     return drafted.points[t - 1] - width * noise[t - 1]
 
 
 def _coupled(point: Tensor, noise: Tensor, means: tuple[Tensor, Tensor], width: float, chance: torch.Generator) -> Tensor:
-    """[M, D] draws from N(mean_p, width), as often as possible equal to ``point`` = mean_q + width * noise."""
+    """[M, D] draws from N(mean_p, width) that equal ``point`` = mean_q + width * noise as often as possible."""
     mean_p, mean_q = means
     kept = torch.rand(len(point), generator=chance) < _log_ratio(point, mean_p, mean_q, width).clamp(max=0).exp()
     return torch.where(kept[:, None], point, _mirrored(noise, mean_p, mean_q, width))
