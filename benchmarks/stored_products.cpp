@@ -49,6 +49,7 @@ template <class W> static void measure(const char* name, int type) {
     }
 }
 int main() {
+    if (!has_permission()) return 1;
     measure<Q8_0>("Q8_0", 1), measure<Q4_0>("Q4_0", 2), measure<Q4_1>("Q4_1", 3), measure<Q5_0>("Q5_0", 4);
     measure<Q4_K>("Q4_K", 6), measure<Q5_K>("Q5_K", 7), measure<Q6_K>("Q6_K", 8);
 }

@@ -15,7 +15,8 @@ constexpr int MOST_ROWS = 64;  // rows multiplied together, at most
 template <class T> constexpr bool has_tiles = HAS_TILES && sizeof(T) == 2;
 
 
-constexpr int IN_HALF = 2, IN_BRAIN = 3;  // values of is_stored: IEEE's 16 bits, bfloat16
+constexpr int AS_STORED = 1;              // values of is_stored: as in a GGUF file, `packed` is [blocks] of Place (stored_types.hpp)
+constexpr int IN_HALF = 2, IN_BRAIN = 3;  // IEEE's 16 bits, bfloat16
 constexpr int IN_PLACE = 4;               // `packed` is [blocks] of HeldRows (in_place.hpp)
 constexpr int IN_HALF_SUMS = 5;           // IEEE's 16 bits, products added in 16 bits (half_sums.hpp)
 constexpr int WITH_FLOATS = 6;            // as in a GGUF file, and inputs stay floats (unpacked.hpp)
@@ -24,10 +25,11 @@ struct Matrix {
     const float* bias;    // [out] or null
     const float* scales;  // [out] of weights of 8 bits, or null
     int32_t in, out;
-    int32_t is_stored;    // as in a GGUF file: `packed` is [blocks] of Place (stored_types.hpp); or floats of 16 bits in a float pass
+    int32_t is_stored;    // how, where it is not in the type of the pass: one of the numbers above; 0: in that type
     const int32_t* order; // [in] the input that each column multiplies, or null where columns are in order
     int padded_in() const { return up(in, 32); }
     int num_blocks() const { return up(out, BLOCK) / BLOCK; }
+    bool has_places() const { return is_stored == AS_STORED || is_stored == WITH_FLOATS; }
 };
 
 // Blocks that lie one after the other.
@@ -54,9 +56,9 @@ struct Ahead {
     template <class T> static Ahead of(const T* from, size_t size) {
         return {reinterpret_cast<const char*>(from), reinterpret_cast<const char*>(from + size)};
     }
-    void bring_one() {
+    template <int HINT = 2> void bring_one() {
         if (at >= end) return;
-        fetch<2>(at, 1);
+        fetch<HINT>(at, 1);
         at += 64;
     }
 };

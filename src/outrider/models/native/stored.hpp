@@ -138,35 +138,28 @@ template <> struct Blocks<AnyStored> {
     const Place* at;
     int width;
     Blocks after(int count) const { return {at + count, width}; }
-    static Blocks of(const Matrix& w, int first) { return {static_cast<const Place*>(w.packed) + first, w.in}; }
+    static Blocks of(const Matrix& w, int first) { return {w.has_places() ? static_cast<const Place*>(w.packed) + first : nullptr, w.in}; }
 };
 template <class W> constexpr bool is_stored = std::is_same_v<W, AnyStored>;
 
-// All rows times `count` blocks of a type
-template <class W> static void multiply_blocks_of(int rows, Rounded x, const W* w, int count, int units, float* found, int wide) {
+// All rows times `count` blocks of a type. Tiles fetch what lies at `then` meanwhile.
+template <class W> static void multiply_blocks_of(int rows, Rounded x, const W* w, int count, int units, const W* then, float* found, int wide) {
+    if (rows >= LEAST_TILE_ROWS) return multiply_by_tiles(rows, x, w, count, units, then, found, wide);
     if constexpr (SPREADS && PANEL_ROWS == WHOLE_ROWS)
         if (rows > 4 * WHOLE_ROWS) return multiply_spread_rows(rows, x, w, count, units, found, wide);
-    if (rows < LEAST_TILE_ROWS) {
-        for (int row = 0; row < rows; row += WHOLE_ROWS)
-            multiply_stored_up_to<WHOLE_ROWS>(std::min(rows - row, WHOLE_ROWS), x.from(row), w, count, units, found + size_t(row) * wide, wide);
-        return;
-    }
-    shape_whole_tiles(rows);
-    for (int b = 0; b < count; b++, w += units) {
-        const uint8_t* numbers = spread_block(w, units);
-        for (int row = 0; row < rows; row += PANEL_ROWS)
-            multiply_panel_by_tiles(std::min(rows - row, PANEL_ROWS), x.from(row).spans, w, numbers, units, found + size_t(row) * wide + b * BLOCK, wide);
-    }
+    for (int row = 0; row < rows; row += WHOLE_ROWS)
+        multiply_stored_up_to<WHOLE_ROWS>(std::min(rows - row, WHOLE_ROWS), x.from(row), w, count, units, found + size_t(row) * wide, wide);
 }
 // Up to 64 rows times `count` blocks
 template <class C>
-static void multiply_group(int rows, Rounded x, Blocks<AnyStored> w, int count, Blocks<AnyStored>, float* found, C&) {
+static void multiply_group(int rows, Rounded x, Blocks<AnyStored> w, int count, Blocks<AnyStored> then, float* found, C&) {
     constexpr int WIDTH = GROUP * BLOCK;
+    const void* next = then.at ? then.at->at : nullptr;
     for (int begin = 0, end = 0; begin < count; begin = end) {
         while (end < count && w.at[end].type == w.at[begin].type) end++;
         with_type(w.at[begin].type, [&]<class W>() {
             const W* from = static_cast<const W*>(w.at[begin].at);
-            multiply_blocks_of(rows, x, from, end - begin, w.width / W::WIDTH, found + begin * BLOCK, WIDTH);
+            multiply_blocks_of(rows, x, from, end - begin, w.width / W::WIDTH, static_cast<const W*>(next), found + begin * BLOCK, WIDTH);
         });
     }
 }

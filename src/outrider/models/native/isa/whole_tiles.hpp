@@ -8,7 +8,5 @@
 #else
 constexpr int PANEL_ROWS = WHOLE_ROWS;           // rows whose spans are neighbours
 constexpr int LEAST_TILE_ROWS = MOST_ROWS + 1;   // rows from which tiles are better than vectors: none
-template <class W> static void multiply_panel_by_tiles(int, const InputSpan*, const W*, const uint8_t*, int, float*, int) {}
-template <class W> static const uint8_t* spread_block(const W*, int) { return nullptr; }
-static void shape_whole_tiles(int) {}
+template <class W> static void multiply_by_tiles(int, Spans<InputSpan, PANEL_ROWS>, const W*, int, int, const W*, float*, int) {}
 #endif
