@@ -6,8 +6,8 @@ Independent instructions of a kind are repeated on one thread, and the least CPU
 machine may be shared. A floor is the larger of two times: bytes over the speed of a plain sum, and the instructions of the
 type's product over their rates. A type with scales multiplies whole numbers, 32 inputs at a time, and then adds them as floats:
 two multiply-adds for a register of outputs, three with offsets. Sets without VNNI or its like add whole numbers in steps of
-their own, which count. Unpacking and attention are left out. Weights of bfloat16 are multiplied as floats. The last line of
-stdout is one JSON document.
+their own, which count. Unpacking and attention are left out. Weights of bfloat16 are multiplied as floats, or in pairs
+where the set does so. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from outrider.bench.provenance import keep_results
 from outrider.models.native.instruction_sets import sets_here
 
-FLOAT, DOT = "float32 multiply-add", "8-bit product"
+FLOAT, DOT, PAIRS = "float32 multiply-add", "8-bit product", "bfloat16 product in pairs"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ _ZMM = {
     DOT: ("vpdpbusd %zmm30, %zmm31, %zmm{i}", 64),
     "whole numbers to floats": ("vcvtdq2ps %zmm30, %zmm{i}", 0),
 }
+_ZMM_PAIRS = _ZMM | {PAIRS: ("vdpbf16ps %zmm30, %zmm31, %zmm{i}", 32)}
 _ZMM_SHORT = _ZMM | {DOT: ("vpmaddubsw %zmm30, %zmm31, %zmm{i}", 64)}
 _YMM = {
     FLOAT: ("vfmadd231ps %ymm14, %ymm15, %ymm{i}", 8),
@@ -65,6 +66,7 @@ _SHORT_SUMS = {4: 17, 8: 32}
 """Four bits: 8 products, 7 sums of 16 bits, which are widened and added once. Eight: each sign is moved, and each product is
 widened and added."""
 CORES = {
+    "avx512_bf16": Core("-mavx512f -mavx512vnni -mavx512bf16", 16, 24, _ZMM_PAIRS, {4: 8, 8: 8}),
     "avx512_vnni": Core("-mavx512f -mavx512vnni", 16, 24, _ZMM, {4: 8, 8: 8}),
     "avx512": Core("-mavx512f -mavx512bw", 16, 24, _ZMM_SHORT, _SHORT_SUMS),
     "avx2": Core("-mavx2 -mfma", 8, 12, _YMM, _SHORT_SUMS),
@@ -123,6 +125,8 @@ def floor_ms(core: Core, weights: int, kind: str, nodes: int, rates: dict[str, f
     registers = nodes * weights / core.outputs
     if bits:
         work = registers / 32 * (core.products[bits] / rates[DOT] + float_adds / rates[FLOAT])
+    elif kind == "bfloat16" and PAIRS in rates:
+        work = registers / 2 / rates[PAIRS]
     else:
         work = registers / rates[FLOAT]
     return 1e3 * max(weights * num_bytes / rates["bytes"], work)

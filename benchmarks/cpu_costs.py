@@ -23,14 +23,17 @@ from outrider.models.native import isa_here
 
 NODES: tuple[int, ...] = (1, 4, 16, 64)
 CONTEXT = 128
-DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "neon_bf16": 8, "avx512_vnni": 4, "amx": 32}
+DOT_PRODUCTS = {"neon_dot": 4, "neon_i8mm": 8, "neon_bf16": 8, "avx512_vnni": 4, "avx512_bf16": 4, "amx": 32}
 """Products of 8 bits for each product of floats, where the set has an instruction for them. A tile makes 1,024 a cycle, where
 vectors of floats make 32."""
 SHORT_SUMS = {"avx2": 32 / 17, "avx512": 32 / 17}
 """Weights of 4 bits where sums take instructions of their own (``core_rates.py``). Those of 8 bits are as slow as
 floats there."""
-BFLOAT16_PRODUCTS = {"amx": 16, "neon_bf16": 2}
-"""Thousands of bfloat16 products per cycle, for processors that have tiles for them."""
+TILE_PRODUCTS = {"amx": 16}
+"""Products of bfloat16 in tiles for each product of floats."""
+BFLOAT16_PRODUCTS = TILE_PRODUCTS | {"avx512_bf16": 0.5, "neon_bf16": 2}
+"""Products of bfloat16 in tiles or in pairs of inputs for each product of floats. Half is the rate of a Xeon with AMX
+(``core_rates.py``). That of NEON is not measured."""
 WHOLE = ("auto", "stored", "w8a8", "int4")
 """Types whose products are those of whole numbers, where the file has no more than a byte for a weight."""
 CHILD = """
@@ -90,12 +93,15 @@ def num_weights(config: ModelConfig) -> int:
 
 def products_at_once(dtype: str, bytes_of_weight: float) -> float:
     """Products of a type for each product of floats. Whole numbers have dot products. F16 as stored is added in 16 bits where
-    the set does so. Tiles multiply bfloat16, and ``int8`` as bfloat16. Other floats of 16 bits are multiplied as float32."""
+    the set does so. Tiles multiply bfloat16, and ``int8`` as bfloat16. Some sets multiply bfloat16 in pairs. Other floats of 16
+    bits are multiplied as float32."""
     isa = isa_here()
     if dtype in WHOLE and bytes_of_weight < 1.2:
         short = SHORT_SUMS.get(isa.name, 1) if bytes_of_weight < 0.8 else 1
         return DOT_PRODUCTS.get(isa.name, short)
-    if dtype in ("bfloat16", "int8") or (dtype == "auto" and bytes_of_weight < 2.2 and not isa.adds_halves):
+    if dtype == "int8":
+        return TILE_PRODUCTS.get(isa.name, 1)
+    if dtype == "bfloat16" or (dtype == "auto" and bytes_of_weight < 2.2 and not isa.adds_halves):
         return 1 if dtype == "auto" and isa.reads_halves else BFLOAT16_PRODUCTS.get(isa.name, 1)
     return 2 if dtype in ("auto", "stored") and bytes_of_weight < 2.2 and isa.adds_halves else 1
 
@@ -112,6 +118,18 @@ def pass_costs(models: Mapping[str, Target], repeats: int, context: int = CONTEX
             for nodes, tree in trees.items():
                 spent = cpu_ms(lambda model=model, tree=tree, name=name: model.score(tree, caches[name]))
                 least[name][nodes] = min(least[name][nodes], spent)
+    return least
+
+
+def prompt_costs(models: Mapping[str, Target], lengths: Sequence[int], repeats: int) -> dict[str, dict[int, float]]:
+    """A prompt of each length into an empty cache, models in turns."""
+    least = {name: dict.fromkeys(lengths, float("inf")) for name in models}
+    for _ in range(repeats):
+        for name, model in models.items():
+            for length in lengths:
+                cache, prompt = model.new_cache(1), [prompt_of(length)]
+                spent = cpu_ms(lambda model=model, cache=cache, prompt=prompt: model.prefill(prompt, cache))
+                least[name][length] = min(least[name][length], spent)
     return least
 
 

@@ -37,6 +37,7 @@ GENERIC = "-DOUTRIDER_ISA_GENERIC"
 SETS = {
     "x86_64": {
         "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        "avx512_bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
         "avx512_vnni": ("-march=x86-64-v4", "-mavx512vnni"),
         "avx512": ("-march=x86-64-v4",),
         "avx2": ("-march=x86-64-v3",),

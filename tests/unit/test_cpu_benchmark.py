@@ -33,6 +33,7 @@ def test_sets_differ_in_how_much_they_multiply_at_once(monkeypatch: pytest.Monke
         monkeypatch.setattr(cpu_costs, "isa_here", lambda isa=isa: isa)
         at_once[isa.name] = [products_at_once(*each) for each in asked]
     assert at_once["amx"] == [32, 16, 16, 1] and at_once["avx512_vnni"] == [4, 1, 1, 1]
+    assert at_once["avx512_bf16"] == [4, 1, 0.5, 1]
     assert at_once["avx512"] == at_once["avx2"] == [cpu_costs.SHORT_SUMS["avx2"], 1, 1, 1]
     assert at_once["generic"] == [1, 1, 1, 1]
 

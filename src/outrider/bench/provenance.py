@@ -110,7 +110,7 @@ def cpu_name_of(lines: Sequence[str]) -> str:
         family = f"{facts.get('vendor_id')} family {facts.get('cpu family')} model {facts.get('model')}"
         name = f"{name or platform.machine()} ({family})"
     flags = facts.get("flags", "").split()
-    return name + "".join(f", {flag}" for flag in ("avx512f", "avx512_vnni", "amx_bf16") if flag in flags)
+    return name + "".join(f", {flag}" for flag in ("avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if flag in flags)
 
 
 def _brand() -> str | None:

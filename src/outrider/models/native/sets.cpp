@@ -27,19 +27,24 @@ bool has_v4() {  // x86-64-v4
     return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
 }
-// Bits of leaf 7: VNNI, the bfloat16 of AVX-512, tiles of bfloat16 and of 8 bits. Compilers differ in their names.
+// Bits of leaf 7: VNNI, the bfloat16 of AVX-512, tiles, and those of bfloat16 and of 8 bits. Compilers differ in their names.
 bool has_vnni() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 11 & 1);
 }
+bool has_brain() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
 bool has_tiles() {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1) || !(d >> 25 & 1)) return false;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
 }
 const char* best() {
     __builtin_cpu_init();
-    if (has_v4() && has_vnni()) return has_tiles() ? "amx avx512_vnni avx512 avx2 generic" : "avx512_vnni avx512 avx2 generic";
+    if (has_v4() && has_vnni() && has_brain())
+        return has_tiles() ? "amx avx512_bf16 avx512_vnni avx512 avx2 generic" : "avx512_bf16 avx512_vnni avx512 avx2 generic";
+    if (has_v4() && has_vnni()) return "avx512_vnni avx512 avx2 generic";
     return has_v4() ? "avx512 avx2 generic" : has_v3() ? "avx2 generic" : "generic";
 }
 #elif defined(__aarch64__)

@@ -18,7 +18,9 @@ constexpr bool HAS_TILES = true;
 constexpr const char* ISA_NAME = "amx";
 #else
 constexpr bool HAS_TILES = false;
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+constexpr const char* ISA_NAME = "avx512_bf16";
+#elif defined(__AVX512VNNI__)
 constexpr const char* ISA_NAME = "avx512_vnni";
 #else
 constexpr const char* ISA_NAME = "avx512";

@@ -14,6 +14,8 @@ struct BrainDots { bf16 number; };
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(OUTRIDER_ISA_GENERIC)
 #include "neon_brain.hpp"
+#elif defined(__AVX512BF16__) && !defined(__AMX_BF16__) && !defined(OUTRIDER_ISA_GENERIC)
+#include "avx512_brain.hpp"
 #else
 constexpr bool DOTS_BRAIN = false;
 struct FourInputs { explicit FourInputs(const float*) {} };
