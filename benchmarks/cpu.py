@@ -2,8 +2,10 @@
 
     python benchmarks/cpu.py [MODEL ...] [--types auto float32] [--draft MODEL] [--json FILE]
     python benchmarks/cpu.py small --draft small-draft --peer vllm=PYTHON --peer openvino=PYTHON,model=DIR,draft=DIR
+    python benchmarks/cpu.py mid.F16.gguf mid.Q8_0.gguf --draft mid-draft.{kind} --peer openvino=PYTHON,model=DIR/mid.{kind}
 
-A MODEL is a GGUF file, a folder, ``bundled``, or one of those that benchmarks/cpu_models.py makes (small, mid, gptq). It runs
+A MODEL is a GGUF file, a folder, ``bundled``, or one of those that benchmarks/cpu_models.py makes (small, mid, gptq). In the
+paths of drafts and peers ``{kind}`` is what follows the first dot of its name, so each model has a draft of its kind. It runs
 on one thread, and CPU time counts, since a machine may be shared: engines take turns, and the least of all rounds is given. A
 row is an engine on a model: each of ``--types`` (``float32-torch`` is the PyTorch twin), and llama.cpp (GGUF) or transformers
 (folders) where they import. Speculation on the first type follows, with the CPU time of a token against plain decoding, on
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
@@ -54,6 +57,7 @@ STORIES = (
     "Once upon a time, there was a little fox who lived in a forest. The fox had a red ball and liked to play with it. ",
     "Tom and Lily went to the park. They saw a big dog. The dog was sad because it had lost its bone. Tom said to Lily: ",
 )
+_PLACES = re.compile(r"(?<![^ ,=])/[^ ,=]+")
 COPYING = {"prompt-lookup": Setting("prompt-lookup"), "suffix": Setting("suffix")}
 DRAFTING = {
     "draft-model K=4": Setting("draft-model", options={"num_draft_tokens": 4}),
@@ -67,6 +71,11 @@ def path_of(model: str, made: Path) -> str:
     if model == "bundled":
         return str(bundled_path("target"))
     return str(make_models(made, [model])[model]) if model in (*SHAPES, "gptq") else model
+
+
+def of_kind(text: str, model: str) -> str:
+    """``{kind}`` of a path, filled in for this model."""
+    return text.replace("{kind}", Path(model).name.partition(".")[2])
 
 
 def opened(path: str, dtype: str, draft: str | None = None) -> LLM:
@@ -136,7 +145,7 @@ def speculation(llm: LLM, settings: dict[str, Setting], args: argparse.Namespace
 def measure(model: str, args: argparse.Namespace, rates: Rates) -> list[Row]:
     """All rows of a model."""
     path, rows = path_of(model, args.models), list[Row]()
-    draft = path_of(args.draft, args.models) if args.draft else None
+    draft = path_of(of_kind(args.draft, path), args.models) if args.draft else None
     llms = {dtype: opened(path, dtype, draft if number == 0 else None) for number, dtype in enumerate(args.types)}
     costs = pass_costs({dtype: llm.target for dtype, llm in llms.items()}, args.repeats, args.context)
     peers, skipped = peers_of(path)
@@ -157,7 +166,7 @@ def measure(model: str, args: argparse.Namespace, rates: Rates) -> list[Row]:
     rows += speculation(llms[args.types[0]], COPYING | (DRAFTING if draft else {}), args) if args.spoken else []
     rows += [{"engine": name, "skipped": reason} for name, reason in skipped.items()]
     rows += raced(llms[args.types[0]], path, draft, best_of(rows), args) if args.peer else []
-    rows = [{"model": Path(path).name if path.endswith(".gguf") else model, **row} for row in rows]
+    rows = [{"model": Path(model).name, **row} for row in rows]
     print(*map(json.dumps, rows), sep="\n", flush=True)
     return rows
 
@@ -198,7 +207,7 @@ def best_of(rows: list[Row]) -> Setting:
 
 def raced(llm: LLM, path: str, draft: str | None, setting: Setting, args: argparse.Namespace) -> list[Row]:
     """Engines in processes of their own, in tokens per second of their own processor."""
-    specs = [PeerSpec.of(text, model=path, draft=draft) for text in args.peer]
+    specs = [PeerSpec.of(of_kind(text, path), model=path, draft=draft) for text in args.peer]
     prompts = [(llm.codec.encode(story) * 8)[: args.prompt] for story in STORIES]
     terms = Terms(args.spoken or args.tokens, args.rounds, time.process_time)
     found = race_peers(llm, setting, specs, prompts, terms)
@@ -208,11 +217,24 @@ def raced(llm: LLM, path: str, draft: str | None, setting: Setting, args: argpar
             "engine": line["name"],
             "tokens_per_s": round(line["speed"]["value"], 1),
             "to_our_plain": round(line["to_our_plain"], 2),
+            **({"version": line["version"]} if line["version"] else {}),
             **({"to_best_peer": round(line["speed"]["value"] / best, 2)} if best and is_ours(line) else {}),
         }
         for line in found["lines"]
     ]
     return lines + [{"engine": line["name"], "skipped": line["reason"]} for line in found["skipped"]]
+
+
+def versions(measured: list[Row]) -> str:
+    """What the engines call themselves."""
+    found = {row["engine"].split()[0]: row["version"] for row in measured if "version" in row}
+    return "".join(f"; {name} is {version}" for name, version in found.items())
+
+
+def shown(command: str) -> str:
+    """A command without the folders of this machine."""
+    names = ("PYTHON" if name.startswith("python") else name for name in (Path(path).name for path in _PLACES.findall(command)))
+    return _PLACES.sub(lambda _: next(names), command)
 
 
 def main() -> None:
@@ -221,7 +243,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=["auto", "float32"])
     parser.add_argument("--draft", help="a model with the same vocabulary")
     parser.add_argument("--models", type=Path, default=Path("build/cpu"), help="where models are made")
-    parser.add_argument("--peer", action="append", default=[], metavar="ENGINE[=PYTHON[,model=DIR,draft=DIR]]")
+    parser.add_argument("--peer", action="append", default=[], metavar="ENGINE[=PYTHON[,model=DIR,draft=DIR,...]]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=12, help="of every pass")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before every pass whose cost is measured")
@@ -237,11 +259,11 @@ def main() -> None:
     print(f"{cpu_name()}, {isa_here().name}: {speeds}", flush=True)
     what = f"CPU milliseconds on one thread ({isa_here().name}; {speeds}), engines in turns, least of all rounds"
     document = results_head(what, script="benchmarks/cpu.py")
-    document["command"] = " ".join(Path(word).name if word.endswith(".gguf") else word for word in document["command"].split())
+    document["command"] = shown(document["command"])
     measured = list[Row]()
     for model in args.model:
         measured += measure(model, args, rates)
-        document |= {"rows": list(map(brief, measured)), "measured": measured}
+        document |= {"what": what + versions(measured), "rows": list(map(brief, measured)), "measured": measured}
         if args.json:
             args.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))

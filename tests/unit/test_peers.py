@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,12 @@ def test_where_an_engine_lives(monkeypatch) -> None:
     assert spec("llama-cpp").python == "/some/python"
     given = spec("openvino=/ov/python,model=/ov/target,draft=/ov/draft")
     assert (given.python, given.model, given.draft) == ("/ov/python", "/ov/target", "/ov/draft")
+    assert (given.dtype, given.name) == (None, None)
+    named = spec("openvino=/ov/python,dtype=bfloat16,threads=2,name=openvino-folder")
+    assert named.settings(SETTINGS) == {**SETTINGS, "dtype": "bfloat16", "threads": 2} and given.settings(SETTINGS) == SETTINGS
+    assert (named.model, named.dtype, named.name) == (bundled_path("target"), "bfloat16", "openvino-folder")
+    with pytest.raises(OptionError, match="did you mean 'dtype'"):
+        spec("openvino=/ov/python,type=bfloat16")
     with pytest.raises(OptionError, match="did you mean 'hugging-face'"):
         spec("huggingface")
 
@@ -44,6 +51,24 @@ def test_what_cannot_run_says_why() -> None:
     assert isinstance(absent, str) and "ModuleNotFoundError" in absent
     alone = Peer.open(PeerSpec("hugging-face", sys.executable, bundled_path("target")), "assisted", SETTINGS)
     assert isinstance(alone, str) and "draft" in alone
+
+
+def test_two_entries_of_an_engine_have_types_and_names_of_their_own(tmp_path: Path) -> None:
+    """The worker is a program whose version is the type it was asked for."""
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/sh\nread job\ntype=${job##*'"dtype": "'}\necho '{"ready": "'${type%%'"'*}'"}'\n""")
+    python.chmod(0o755)
+    for more, name, dtype in (("", "vllm plain", "float32"), (",dtype=bfloat16,name=halves", "halves plain", "bfloat16")):
+        peer = Peer.open(spec(f"vllm={python}{more}"), "plain", SETTINGS)
+        assert isinstance(peer, Peer)
+        peer.close()
+        assert (peer.name, peer.version) == (name, dtype)
+
+
+def test_what_llama_cpp_was_compiled_for() -> None:
+    native = "CPU : AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | LLAMAFILE = 1 | "
+    assert worker.wide_features(native) == "AVX512 AVX512_VNNI AMX_INT8"
+    assert worker.wide_features("CPU : AVX2 = 1 | AVX512 = 0 | ") == "compiled for any processor"
 
 
 def test_a_request_that_fails_is_answered() -> None:

@@ -22,26 +22,41 @@ VARIANTS = {
 }
 """Modes of every engine. Each is compared with the first one."""
 _USES_DRAFT = ("assisted", "draft-model")
+_GIVEN = ("model", "draft", "dtype", "threads", "name")
 
 
 @dataclass(frozen=True)
 class PeerSpec:
-    """An engine and its environment. ``model`` and ``draft`` are given in the engine's own format, if it has one."""
+    """An engine and its environment. ``model`` and ``draft`` are given in the engine's own format, if it has one. It has a
+    ``dtype`` where its fastest type is not ours, and ``threads`` where it cannot run on as many as we do. A ``name`` tells
+    two entries of the same engine apart."""
 
     engine: str
     python: str
     model: str
     draft: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    name: str | None = None
+
+    def settings(self, common: Mapping[str, Any]) -> dict[str, Any]:
+        """What the worker is told, its own instead of what is common to all."""
+        own = {"dtype": self.dtype, "threads": self.threads}
+        return {**common, **{key: value for key, value in own.items() if value is not None}}
 
     @staticmethod
     def of(text: str, *, model: str, draft: str | None) -> PeerSpec:
-        """Reads ``ENGINE``, ``ENGINE=PYTHON`` or ``ENGINE=PYTHON,model=PATH,draft=PATH``."""
+        """Reads ``ENGINE``, ``ENGINE=PYTHON`` or ``ENGINE=PYTHON,model=PATH,draft=PATH``, also with dtype, threads and name."""
         engine, _, rest = text.partition("=")
         if engine not in VARIANTS:
             raise OptionError(f"unknown peer {engine!r}; {nearest(engine, VARIANTS)}")
         python, *pairs = rest.split(",") if rest else [_default_python(engine)]
         given: dict[str, str] = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
-        return PeerSpec(engine, python, given.get("model", model), given.get("draft", draft))
+        if unknown := next((name for name in given if name not in _GIVEN), None):
+            raise OptionError(f"unknown setting {unknown!r} of peer {engine}; {nearest(unknown, _GIVEN)}")
+        paths = (given.get("model", model), given.get("draft", draft))
+        threads = int(given["threads"]) if "threads" in given else None
+        return PeerSpec(engine, python, *paths, given.get("dtype"), threads, given.get("name"))
 
 
 def _default_python(engine: str) -> str:
@@ -77,9 +92,10 @@ class Peer:
 
     @staticmethod
     def open(spec: PeerSpec, variant: str, settings: Mapping[str, Any]) -> Peer | str:
-        name = f"{spec.engine} {variant}"
+        name = f"{spec.name or spec.engine} {variant}"
         if variant in _USES_DRAFT and spec.draft is None:
             return "no draft model given"
+        settings = spec.settings(settings)
         own = {"OMP_NUM_THREADS": str(settings["threads"]), "OUTRIDER_PEER_CLOCK": settings["clock"], "PYTHONPATH": ""}
         environment = {**os.environ, **own, **_preloads(spec)}
         try:

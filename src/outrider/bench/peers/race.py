@@ -104,7 +104,7 @@ def _open_all(llm: LLM, specs: Sequence[PeerSpec], terms: Terms, *, length: int)
             if isinstance(peer, Peer):
                 opened.append(peer)
             else:
-                skipped.append({"name": f"{spec.engine} {variant}", "reason": peer})
+                skipped.append({"name": f"{spec.name or spec.engine} {variant}", "reason": peer})
     return opened, skipped
 
 

@@ -171,7 +171,15 @@ def llama_server(job: dict[str, Any]) -> tuple[Run, str]:
         with urlopen(Request(f"{server.listening_address}/completion", body, {"Content-Type": "application/json"})) as reply:
             return json.load(reply)["tokens"]
 
-    return timed(generate), f"xllamacpp {version('xllamacpp')}"
+    return timed(generate), f"xllamacpp {version('xllamacpp')} ({wide_features(engine.get_system_info())})"
+
+
+def wide_features(system_info: str) -> str:
+    """What llama.cpp was compiled for beyond AVX2 and plain NEON: a wheel for any processor is slower than a native build."""
+    pairs = (pair.partition(" = ") for pair in system_info.replace(":", "|").split("|"))
+    names = [name.strip() for name, _, value in pairs if value.strip() == "1"]
+    wide = [name for name in names if name.startswith(("AVX512", "AVX_VNNI", "AMX", "DOTPROD", "MATMUL", "SVE"))]
+    return " ".join(wide) or "compiled for any processor"
 
 
 def openvino(job: dict[str, Any]) -> tuple[Run, str]:
