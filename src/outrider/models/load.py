@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.storing import stored_in
+from outrider.core.allocator import give_back
 from outrider.core.errors import ModelError, OptionError, nearest
 from outrider.core.interfaces import Target
 from outrider.core.key_storage import storage_named
@@ -65,6 +66,7 @@ def load_model(
         raise OptionError(f"max_len = {max_len} is not valid; use a positive number of tokens")
     storage, place, speed = storage_named(kv_cache), device_of(device), _speed(dtype, **running)
     target = _load(name if isinstance(name, Source) else Source(name), dtype, place, max_len=max_len, speed=speed)
+    give_back()  # weights that were packed leave a second copy of the model's size behind, as free pages
     return host_side(stored_in(target, storage))
 
 

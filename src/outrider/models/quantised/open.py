@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from outrider.core.allocator import give_back
 from outrider.core.layered_target import LayeredTarget
 from outrider.models.decoder_choice import Speed
 from outrider.models.decoder_weights import Weights
@@ -30,9 +29,7 @@ def stored_decoder(config: ModelConfig, folder: TensorSource, speed: Speed) -> L
     weights = read_weights(source, config, dtype=torch.float32, device=torch.device("cpu"))
     source.warn()
     kept = replace(weights, file=source.memory, float_inputs=speed.float_inputs)
-    found = native_decoder(config, kept, page_len=speed.page_len)
-    give_back()
-    return found
+    return native_decoder(config, kept, page_len=speed.page_len)
 
 
 def packed_weights(
