@@ -1,4 +1,4 @@
-"""A round as the default policy stores it until it has time to learn from it."""
+"""A round as the default policy stores it until it has time to learn from it, and what rounds have in common."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ from outrider.core.prompt_reading import Prompts
 from outrider.core.reason import ReasonCode
 from outrider.core.tree import TokenTree
 from outrider.policies.lengths import depths_of
+
+
+class Kind(NamedTuple):
+    """What rounds that cost the same have in common."""
+
+    num_rows: int
+    num_places: int
+    """Prompt tokens that the pass had room for."""
+    length: int
+    """Guesses along the longest path."""
+    width: int
+    """Guesses of a row in the pass."""
+    is_asked: bool
+    """Whether the drafter was asked."""
+    was_behind: bool
+    """Whether the drafter had committed tokens to read before it could draft."""
+    is_probe: bool
 
 
 @final
@@ -31,10 +48,6 @@ class SeenRound(NamedTuple):
         draft, took = seen.draft, (seen.draft_seconds, seen.seconds, seen.padded)
         return SeenRound(seen.plan, draft.tree, draft.beliefs, seen.paths, seen.num_accepted, *took, seen.prompts)
 
-    @property
-    def is_probe(self) -> bool:
-        return self.plan is not None and self.plan.reason is not None and self.plan.reason.code is ReasonCode.PROBE
-
     def shape(self) -> tuple[Sequence[int], Sequence[int], int, int]:
         """Guesses along a path that were asked for and that were found, by row. Then the longest path, and the guesses of a row
         in the pass. A tree counts as many guesses as were asked for, since their number follows the plan."""
@@ -46,3 +59,7 @@ class SeenRound(NamedTuple):
         elif self.padded:
             length = width = tree.num_nodes - 1
         return plan.max_depth if plan else found, [length] * len(found) if self.padded else found, length, width
+
+
+def is_probe(plan: Plan | None) -> bool:
+    return plan is not None and plan.reason is not None and plan.reason.code is ReasonCode.PROBE
