@@ -1,11 +1,9 @@
 """The default policy: the draft that emits the most tokens per second, none included, and never far below plain decoding.
 
-Four parts. ``cost_model.py`` knows what a round of each length costs: prices measured at load, corrected by rounds.
-``belief.py`` knows how likely guesses are to survive, per request, with all requests as the prior. ``chooser.py`` ranks the
-nodes of all requests and takes the prefix with the best expected speed. ``loss_budget.py`` bounds what may be lost. This file
-decides each round with them. As soon as rounds have paid for the last decision, the policy learns from all rounds since then at
-once and makes a new plan. Until then the plan stays. The idea of goodput is SmartSpec's (Liu et al. 2024, arXiv 2406.14066),
-the expectation Leviathan's (arXiv 2211.17192).
+It has four parts. ``cost_model.py`` knows what rounds cost, ``belief.py`` how likely guesses are to survive. ``chooser.py``
+chooses what to draft, and ``loss_budget.py`` bounds what may be lost. As soon as rounds have paid for the last decision, the
+policy learns from all rounds since then and makes a new plan. Until then the plan stays. The idea of goodput is SmartSpec's
+(Liu et al. 2024, arXiv 2406.14066), the expectation Leviathan's (arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from outrider.policies.cost_model import DRAFT, REST, BatchCosts, CostModel
 from outrider.policies.lengths import captured_lengths, nearest_spread, nodes_of, spreads_of
 from outrider.policies.loss_budget import LossBudget
 from outrider.policies.rates import Outcome, PositionRates, reach_of
-from outrider.policies.rounds import Kind, SeenRound, is_probe
+from outrider.policies.rounds import Kind, is_probe, shape_of, without_scores
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
 
@@ -94,7 +92,7 @@ class Adaptive(Policy):
     def _clear(self) -> None:
         self.usual = Usual(self._spreads, [self.options.prior_acceptance] * self.options.num_draft_tokens)
         self.found, self.trust = PositionRates(TUNING.memory), Account(TUNING.memory)
-        self._rounds: list[tuple[_State, SeenRound]] = []
+        self._rounds: list[tuple[_State, Observation]] = []
 
     def _fresh(self, num_rows: int) -> list[Account]:
         return [Account(self.options.horizon) for _ in range(num_rows)]
@@ -126,7 +124,7 @@ class Adaptive(Policy):
     def update(self, state: _State, observation: Observation) -> None:
         """Record a round. Early rounds may spend a larger share on planning."""
         self.num_rounds += 1
-        self._rounds.append((state, SeenRound.of(observation)))
+        self._rounds.append((state, without_scores(observation)))
         self._unpaid -= TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1) * observation.seconds
 
     def _think(self, state: _State) -> Plan:
@@ -200,11 +198,11 @@ class Adaptive(Policy):
         """Learn from the rounds since the last time. Rounds of one kind are learnt from together, because each lesson takes
         time. In a large batch, some rows are used now and the others in the next round."""
         rounds, self._rounds = self._rounds, []
-        kinds = defaultdict[Kind, list[SeenRound]](list)
+        kinds = defaultdict[Kind, list[Observation]](list)
         found, num_plain = list[Outcome](), 0
         accepted = {spread: list[Outcome]() for spread in self._spreads}
         for number, (state, seen) in enumerate(rounds, self.num_rounds):
-            asked, reached, length, width = seen.shape()
+            asked, reached, length, width = shape_of(seen)
             kind = Kind(len(asked), seen.prompts.num_places, length, width, any(asked), state.is_behind, is_probe(seen.plan))
             kinds[kind].append(seen)
             state.is_behind = not kind.is_asked
@@ -212,42 +210,42 @@ class Adaptive(Policy):
             spread = nearest_spread(seen.plan, self._spreads)
             every = 1 + len(asked) // (8 if number > self.options.horizon else 32)
             for row in range(number % every, len(asked), every):
-                passed, tried, got = seen.accepted[row], asked[row], min(reached[row], asked[row])
+                passed, tried, got = seen.num_accepted[row], asked[row], min(reached[row], asked[row])
                 tested = min(passed + 1, tried)
                 state.rows[row].record(tested, sum(self.usual.by_spread[spread][:tested]), passed)
                 if tried:
                     accepted[spread].append((passed, passed < tried))
                     found.append((got, got < tried))
-                    if seen.beliefs and got:
-                        self.trust.record(min(passed + 1, got), sum(seen.beliefs[row][: passed + 1]), passed)
+                    if seen.draft.beliefs and got:
+                        self.trust.record(min(passed + 1, got), sum(seen.draft.beliefs[row][: passed + 1]), passed)
         for kind, alike in kinds.items():
             self._learn_costs(kind, alike)
         self.usual.record(accepted, num_plain)
         if self.found.means or any(failed for _, failed in found):  # most drafters always find: no news
             self.found.record(*found)
 
-    def _learn_costs(self, kind: Kind, rounds: Sequence[SeenRound]) -> None:
+    def _learn_costs(self, kind: Kind, rounds: Sequence[Observation]) -> None:
         """Record what rounds of one kind took, and what they lost."""
         keep = (1 - 1 / TUNING.memory) ** len(rounds)
         self._num_read = keep * self._num_read + sum(seen.prompts.num_tokens for seen in rounds)
         self._num_emitted = keep * self._num_emitted + sum(len(path) for seen in rounds for path in seen.paths)
         self._padded = rounds[-1].padded
-        costs = self.costs.of(kind.num_rows, kind.num_places)
-        drafts = [seen.draft_seconds if kind.is_asked else 0.0 for seen in rounds]
-        rests = [seen.seconds - draft for seen, draft in zip(rounds, drafts)]
-        most = costs.pace * costs.at(DRAFT, kind.length) if kind.was_behind else math.inf  # reading only adds
-        costs.record(kind.length, kind.width, [draft for draft in drafts if kind.is_asked and draft < most], rests)
-        usual = math.inf if kind.was_behind else (1 + TUNING.outlier) * costs.usual(kind.length, kind.width)
-        if kind.is_asked:
-            cost = sum(min(seen.seconds, usual) for seen in rounds) / (costs.pace * costs.plain)
-            worth = sum(self._worth(seen, kind.num_rows) for seen in rounds)
-            self.budget.book(cost, worth - cost, is_probe=kind.is_probe)
-        else:
+        costs = self.costs.of(kind.num_rows, kind.num_prompt_places)
+        if not kind.is_asked:
+            costs.record(0, kind.width, [], [seen.seconds for seen in rounds])
             self.budget.book(len(rounds))
+            return
+        most = costs.pace * costs.at(DRAFT, kind.length) if kind.was_behind else math.inf  # reading only adds
+        drafts = [seen.draft_seconds for seen in rounds if seen.draft_seconds < most]
+        costs.record(kind.length, kind.width, drafts, [seen.seconds - seen.draft_seconds for seen in rounds])
+        usual = math.inf if kind.was_behind else (1 + TUNING.outlier) * costs.usual(kind.length, kind.width)
+        cost = sum(min(seen.seconds, usual) for seen in rounds) / (costs.pace * costs.plain)
+        worth = sum(self._worth(seen, kind.num_rows) for seen in rounds)
+        self.budget.book(cost, worth - cost, is_probe=kind.is_probe)
 
-    def _worth(self, seen: SeenRound, num_rows: int) -> float:
+    def _worth(self, seen: Observation, num_rows: int) -> float:
         """Plain rounds that a round was worth. Its tokens count as far as waiting prompts can supply them."""
-        tokens = 1 + sum(seen.accepted) / max(sum(map(bool, seen.paths)), 1)
+        tokens = 1 + sum(seen.num_accepted) / max(sum(map(bool, seen.paths)), 1)
         most = self._most(seen.prompts) / num_rows
         return min(tokens, most) / min(1.0, most)
 
