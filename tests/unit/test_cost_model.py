@@ -202,7 +202,7 @@ def test_times_of_one_place_are_learnt_from_together() -> None:
 
 
 def test_a_calibration_that_ended_has_ended() -> None:
-    """Half of eight guesses would take over two plain rounds. So eight are not tried, and no later round is taken for a trial."""
+    """Half of eight guesses would take over two plain rounds. So eight are not tried, and no later round is a trial."""
     costs = BatchCosts(1)
     while (length := costs.trial) is not None:
         record(costs, length, 1.0, draft=0.35 * length if length else None)

@@ -84,13 +84,13 @@ def test_passes_are_priced_by_their_nodes_and_drafts_by_their_guesses(clock: Clo
 
 def test_nodes_of_a_timed_pass_have_different_tokens(clock: Clock, tmp_path: Path) -> None:
     """Nodes with the same token would choose the same experts, and a mixture of experts would look cheap."""
-    passes, drafted = list[tuple[int, int]](), set[int]()
+    passes, drafted = list[tuple[int, int, int]](), set[int]()
     target = TableModel(torch.full((4096,), 1 / 4096), max_len=2048)
     draft = TableModel(torch.full((4096,), 1 / 4096), max_len=2048)
     score, drafting = target.score, draft.score
 
     def watched(tree: Any, *args: Any, **named: Any) -> Any:
-        passes.append((tree.tokens.numel(), len(tree.tokens.unique())))
+        passes.append((tree.tokens.numel(), len(tree.tokens.unique()), len(tree.tokens)))
         return score(tree, *args, **named)
 
     def drafted_with(tree: Any, *args: Any, **named: Any) -> Any:
@@ -99,7 +99,8 @@ def test_nodes_of_a_timed_pass_have_different_tokens(clock: Clock, tmp_path: Pat
 
     target.score, draft.score = watched, drafted_with  # type: ignore[method-assign]
     measured(target, NullDrafter(), tmp_path, clock)
-    assert {count for count, _ in passes} >= {1, 8, 64, 256} and all(kinds >= 0.9 * count for count, kinds in passes)
+    assert {count for count, _, _ in passes} >= {1, 8, 64, 256}
+    assert all(count - kinds <= rows for count, kinds, rows in passes), "only roots may be equal"
     measured(target, compose("draft-model", target, draft=draft).drafter, tmp_path, clock)
     assert {1, 8, 32} <= drafted, "the texts of rows differ"
 

@@ -27,7 +27,7 @@ from outrider.policies.cost_model import DRAFT, REST, BatchCosts, CostModel
 from outrider.policies.lengths import captured_lengths, nearest_spread, nodes_of, spreads_of
 from outrider.policies.loss_budget import LossBudget
 from outrider.policies.rates import Outcome, PositionRates, reach_of
-from outrider.policies.rounds import Kind, is_probe, shape_of, without_scores
+from outrider.policies.rounds import CostKind, is_probe, shape_of, without_scores
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
 
@@ -198,12 +198,14 @@ class Adaptive(Policy):
         """Learn from the rounds since the last time. Rounds of one kind are learnt from together, because each lesson takes
         time. In a large batch, some rows are used now and the others in the next round."""
         rounds, self._rounds = self._rounds, []
-        kinds = defaultdict[Kind, list[Observation]](list)
+        kinds = defaultdict[CostKind, list[Observation]](list)
         found, num_plain = list[Outcome](), 0
         accepted = {spread: list[Outcome]() for spread in self._spreads}
         for number, (state, seen) in enumerate(rounds, self.num_rounds):
             asked, reached, length, width = shape_of(seen)
-            kind = Kind(len(asked), seen.prompts.num_places, length, width, any(asked), state.is_behind, is_probe(seen.plan))
+            kind = CostKind(
+                len(asked), seen.prompts.num_places, length, width, any(asked), state.is_behind, is_probe(seen.plan)
+            )
             kinds[kind].append(seen)
             state.is_behind = not kind.is_asked
             num_plain += not kind.is_asked
@@ -224,7 +226,7 @@ class Adaptive(Policy):
         if self.found.means or any(failed for _, failed in found):  # most drafters always find: no news
             self.found.record(*found)
 
-    def _learn_costs(self, kind: Kind, rounds: Sequence[Observation]) -> None:
+    def _learn_costs(self, kind: CostKind, rounds: Sequence[Observation]) -> None:
         """Record what rounds of one kind took, and what they lost."""
         keep = (1 - 1 / TUNING.memory) ** len(rounds)
         self._num_read = keep * self._num_read + sum(seen.prompts.num_tokens for seen in rounds)

@@ -16,7 +16,7 @@ from outrider.policies.lengths import depths_of
 _NO_SCORES = Scores(torch.empty(0))
 
 
-class Kind(NamedTuple):
+class CostKind(NamedTuple):
     """What rounds that cost the same have in common. Counts are of guesses of a row: along its path, and in the pass."""
 
     num_rows: int
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 
 
 def without_scores(seen: Observation) -> Observation:
-    """What is kept of a round: small parts only."""
+    """The observation without its large parts."""
     return replace(seen, scores=_NO_SCORES, draft=replace(seen.draft, q=None, resume=None))
 
 
