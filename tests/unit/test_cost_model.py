@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.core.prices import Prices, between
-from outrider.policies.cost_model import BatchCosts, CostModel
+from outrider.policies.cost_model import REST, BatchCosts, CostModel
 from outrider.policies.loss_budget import LossBudget
 from outrider.policies.optimal import Typical
 from outrider.policies.tuning import TUNING
@@ -20,7 +20,7 @@ PRICES = Prices(((1, ((0, 1.0), (7, 1.7), (63, 7.3))),), ((1, ((1, 0.1), (4, 0.4
 
 def record(costs: BatchCosts, width: int, rest: float, *, draft: float | None = None, count: int = 1) -> None:
     for _ in range(count):
-        costs.record(width, width, draft, rest)
+        costs.record(width, width, [] if draft is None else [draft], [rest])
 
 
 def test_a_curve_between_and_beyond_its_points() -> None:
@@ -89,7 +89,7 @@ def test_a_round_corrects_costs_as_a_gaussian_guess_is_corrected() -> None:
     for place in (0, 3, 3, 7, 0, 1):
         times.append((place, math.log(rng.uniform(0.9, 1.1))))
         costs._noise = noise
-        costs._learn(0, place, PRICES.passing(1, place) * math.exp(times[-1][1]))
+        costs._learn(REST, place, [PRICES.passing(1, place) * math.exp(times[-1][1])])
     seen = np.zeros((len(times), len(spread)))
     for row, (place, _) in enumerate(times):
         seen[row, [0, place]] = 1.0
@@ -192,6 +192,24 @@ def test_where_only_passes_have_prices_the_first_rounds_measure_the_drafter() ->
     assert costs.pace == pytest.approx(2, rel=0.05) and costs.at(1, 8) == pytest.approx(0.24, rel=0.05)
 
 
+def test_times_of_one_place_are_learnt_from_together() -> None:
+    """Five equal times at once teach as much as five in turn."""
+    together, apart = BatchCosts(1, PRICES), BatchCosts(1, PRICES)
+    for _ in range(4):
+        together.record(3, 3, [0.45] * 5, [1.5] * 5)
+        record(apart, 3, 1.5, draft=0.45, count=5)
+    assert together.usual(3, 3) == pytest.approx(apart.usual(3, 3), rel=0.02) == pytest.approx(1.95, rel=0.02)
+
+
+def test_a_calibration_that_ended_has_ended() -> None:
+    """Half of eight guesses would take over two plain rounds. So eight are not tried, and no later round is a trial."""
+    costs = BatchCosts(1)
+    while (length := costs.trial) is not None:
+        record(costs, length, 1.0, draft=0.35 * length if length else None)
+    record(costs, 8, 1.0, draft=20.0)
+    assert costs.trial is None and costs.at(1, 8) < 10, "one bad time is no price"
+
+
 def test_batches_of_about_one_size_share_their_costs() -> None:
     model = CostModel()
     assert model.of(9) is model.of(10) and model.of(64) is model.of(66)
@@ -209,19 +227,8 @@ def test_purses_are_bounded() -> None:
     ledger.book(500.0, -499.0, is_probe=True)
     assert ledger.probing == -TUNING.run / 2 < before, "what was compiled once is forgiven"
     for _ in range(100):
-        ledger.rest()
+        ledger.book(1.0)
     assert ledger.probing == pytest.approx(-TUNING.run / 2 + 0.5)
-    ledger.forget()
-    assert (ledger.drafting, ledger.probing) == (TUNING.run, before)
-
-
-def test_time_pays_for_the_chances_of_new_drafters() -> None:
-    """However often a drafter is replaced: one at first, and one more for every 500 plain rounds at a share of 1 %."""
-    ledger, count = LossBudget(loss_share=0.01, probe_share=0.005), 0
-    for number in range(2001):
-        count += ledger.takes_chance()
-        ledger.rest() if number % 2 else ledger.book(1.0, 0.0, is_probe=False)
-    assert 4 <= count <= 1 + 2000 * 0.01 / TUNING.run
 
 
 def test_the_default_policy_has_at_most_ten_constants() -> None:

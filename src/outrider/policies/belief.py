@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import final
 
 from outrider.policies.rates import Outcome, PositionRates, reach_of
@@ -40,9 +39,10 @@ class Account:
         odds = math.exp(4 * (self.passed - self.expected) / (self.tested + TUNING.prior_weight))
         return reach_of([rate * odds / (1 - rate + rate * odds) for rate in usual])
 
-    def trust(self, prior: float) -> float:
+    @property
+    def trust(self) -> float:
         """Factor by which an expected number of accepted guesses is corrected."""
-        return (self.passed + TUNING.prior_weight * prior) / (self.expected + TUNING.prior_weight)
+        return (self.passed + TUNING.prior_weight) / (self.expected + TUNING.prior_weight)
 
     def rate(self, prior: float) -> float:
         """Probability that a guess is right if those before it are, as long as the drafter has not stated its own."""
@@ -69,9 +69,8 @@ class Usual:
 
     def refresh(self) -> None:
         """Compute the rates again. A wider level never has a lower rate than a narrower one."""
-        self.by_spread, prior, least = dict[float, list[float]](), self._prior, [0.0] * len(self._prior)
+        self.by_spread = dict[float, list[float]]()
+        prior, least = self._prior, [0.0] * len(self._prior)
         for spread, seen in self.seen.items():
             least = self.by_spread[spread] = list(map(max, seen.inherited(prior), least))
             prior = [1 - TUNING.wider * (1 - rate) for rate in least]
-        self.sums = {spread: list(accumulate(rates, initial=0.0)) for spread, rates in self.by_spread.items()}
-        """Expected number of accepted guesses among the first n, if each of them is tested."""

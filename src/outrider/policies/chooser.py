@@ -41,6 +41,8 @@ class RoundForecast:
     """Seconds of the drafter and of the rest of the round, by the number of guesses along the longest path."""
     most: float = math.inf
     """Most answer tokens that the prompts read in a round can supply."""
+    doubts: Sequence[float] = ()
+    """Shares by which rounds may take less time than expected, by depth."""
     shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Draft length of every row, for each depth, where rows have different lengths."""
     gains: list[float] = field(init=False)
@@ -50,20 +52,23 @@ class RoundForecast:
         plain = self.seconds[0] / self.tokens[0]
         self.gains = [tokens / seconds * plain for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
 
-    def best(self, purse: float, doubts: Sequence[float], *, ends_itself: bool) -> tuple[float, int]:
+    def best(self, purse: float, *, ends_itself: bool) -> tuple[float, int]:
         """The expected speed of the best depth, and that depth. The loss budget (``purse``) must cover its worst case, in which
-        nothing is accepted, and its promised gain must outweigh that risk. Each depth may cost less than expected by its share
-        of ``doubts``. Where the drafter stops itself, the deepest of about equally fast depths is taken, since guesses that do
-        not pay will not be drafted."""
-        payable = {0: 1 + doubts[0]}
+        nothing is accepted, and its promised gain must outweigh that risk. Where the drafter stops itself, the deepest of about
+        equally fast depths is taken, since guesses that do not pay will not be drafted."""
+        payable = {0: 1 + self.doubts[0]}
         for length, gain in enumerate(self.gains[1:], 1):
             risk = self.risk(length)
             if risk <= purse and gain - 1 >= TUNING.margin * risk:
-                payable[length] = gain * (1 + doubts[length])
+                payable[length] = gain * (1 + self.doubts[length])
         best = max(payable, key=payable.__getitem__)
         if best and ends_itself:
             best = max(length for length, gain in payable.items() if gain >= (1 - TUNING.margin) * payable[best])
         return payable[best], best
+
+    def lengths(self, depth: int, num_rows: int) -> Sequence[int]:
+        """Draft length of every row."""
+        return self.shares.get(depth, (depth,) * num_rows)
 
     def risk(self, length: int) -> float:
         """Plain rounds lost if no guess is accepted."""
@@ -88,7 +93,7 @@ class RoundForecast:
                     cost = self.drafting[depth] + between(rests, places / len(survival))
                     if min(emitted, self.most) * seconds[depth] > tokens[depth] * cost:
                         tokens[depth], seconds[depth], shares[depth] = min(emitted, self.most), cost, tuple(lengths)
-        return RoundForecast(tokens, seconds, self.drafting, self.rests, self.most, shares)
+        return RoundForecast(tokens, seconds, self.drafting, self.rests, self.most, self.doubts, shares)
 
     def doubt(self, trust: float, num_rows: int, *, longest: int, further: float, padded: bool) -> Doubt:
         """Tokens that each of ``longest`` guesses must be expected to bring: as many as the batch emits in that time anyway.

@@ -1,7 +1,8 @@
 """A rehearsal: rounds of made-up requests, timed before real ones are served, so that a policy knows its prices.
 
-Where the host drives rounds, passes are timed with made-up chains of 1 to 256 nodes, and drafting with the method's own
-drafter, for 1, 8 and 32 rows. Where rounds are captured graphs, whole rounds of 1, 8 and 64 slots are timed (``trial.py``).
+Where the host drives rounds, passes are timed with made-up chains of 1 to 256 nodes, and with 8 and 32 rows, since a row costs
+more than its nodes. Drafting is timed with the method's own drafter, for 1, 8 and 32 rows. Where rounds are captured graphs,
+whole rounds of 1, 8 and 64 slots are timed (``trial.py``).
 The result is kept in the cache folder, beside the native build, under a name made of the machine, the models, the method and
 the version. A file that cannot be read is ignored and written anew. Prices that were kept are tried: where a round takes much
 less than they say, they were measured beside other work, and are measured again. A drafter that learns across requests is
@@ -40,7 +41,7 @@ get through all of them."""
 Table = Mapping[int, Mapping[int, Cost]]
 """Measured costs by number of rows and guesses."""
 
-_PASSES: Wanted = [(1, (nodes - 1,)) for nodes in (1, 8, 64, 4, 16, 32, 2, 256)]
+_PASSES: Wanted = [(1, (0, 7, 63)), (32, (0, 2)), (8, (0, 4)), (1, (3, 15, 31, 1)), (8, (1, 8)), (1, (255,))]
 _DRAFTS: Wanted = [(1, (1, 2, 4, 8)), (8, (1, 4)), (32, (1, 4))]
 _CAPTURED: Wanted = [(1, (0, 4)), (8, (0, 4)), (64, (0, 4)), (1, (1, 8, 2)), (8, (1, 8, 2)), (64, (1, 8, 2))]
 _TRIED, _TOO_DEAR = (0, 4), 1.25
@@ -49,7 +50,7 @@ _BUDGET = {"cpu": 0.3, "cuda": 8.0}
 """Seconds after which no further price is measured. On a GPU most of this time goes into compiling kernels and capturing
 graphs, for which the first requests would have waited."""
 _SHORTEST_CONTEXT = 256
-_KIND = "drafts are chains of different tokens"
+_KIND = "passes of one row and of several"
 """Version of the meaning of prices. Stored prices with another version are ignored."""
 
 
@@ -152,8 +153,8 @@ class Rehearsal(PriceSource):
 
     def _measured_apart(self, passes: Trial) -> Prices | None:
         """Measured prices of passes and of the drafter. A drafter that finds nothing in made-up text, or refuses it, has no
-        price."""
-        table = self._timed(passes, _PASSES)
+        price. One pass of a number of rows is no curve."""
+        table = {rows: row for rows, row in self._timed(passes, _PASSES).items() if len(row) > 1}
         if not self._drafts_alike:
             return _prices(table, {})
         try:
