@@ -55,9 +55,6 @@ class Estimate:
     def from_json(data: dict[str, float]) -> Estimate:
         return Estimate(data["value"], data["low"], data["high"], int(data["rounds"]))
 
-    def overlaps(self, other: Estimate) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 def total(times: Times, quantile: float = 0.5) -> float:
     """Sum over chunks of the median (or another quantile) over rounds."""

@@ -93,11 +93,6 @@ class RecurrentCache(Cache):
         """Bytes that one node of a tree takes in the recurrent layers."""
         return self._bytes(sum(self.shape.parts))
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all states and of the log with its room for nodes, the attention layers left out."""
-        return self._held.states.nbytes + self._held.log.nbytes
-
     def snapshot_bytes(self, num_nodes: int) -> int:
         """Bytes that a copy of states and windows after every node would take instead."""
         return num_nodes * self.state_bytes

@@ -36,8 +36,6 @@ OWN = ("Q4_Z", "Q4_F", "Q8_F", "F16", "BF16")
 """Types that no GGUF file has here, in the order in which ``native/stored_types.hpp`` numbers them, from 11."""
 TYPES = NUMBERS | {name: 11 + number for number, name in enumerate(OWN)}
 FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16"}
-MOST_BYTES = 37
-"""Most bytes of a block of 32 weights, whatever its type."""
 _ENDS = ("embed_tokens.weight", "lm_head.weight")
 _MOST_OF_FIVE = 15
 """The largest whole number of 5 bits with a sign."""
