@@ -1,4 +1,4 @@
-"""What ``outrider serve --learn`` teaches: the draft model or the heads of the method that is served.
+"""The learner of ``outrider serve --learn``, for the draft model or the heads of the served method.
 
 Methods that remember (n-grams, suffixes, successors of tokens) learn by being used, with or without ``--learn``.
 """

@@ -44,7 +44,7 @@ class Parts:
 
     @property
     def tokenizers(self) -> Translation:
-        """The translation between the two tokenizers, for a ``any_tokenizer`` row."""
+        """The translation between the two tokenizers, for an ``any_tokenizer`` row."""
         assert self.translation is not None, "compose() checks any_tokenizer rows"
         return self.translation
 

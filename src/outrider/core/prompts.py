@@ -18,7 +18,7 @@ _FORMS = "give a string, a list of token ids, or a list of either"
 
 @dataclass(frozen=True, eq=False)
 class ImagePrompt:
-    """A prompt with a placeholder for each of its images."""
+    """A prompt with images. Its text holds a placeholder for each of them."""
 
     prompt: str | Sequence[int]
     images: tuple[Any, ...]

@@ -1,9 +1,9 @@
-"""Replaces the drafter of running requests. A learner, which watches what was accepted, supplies the new one.
+"""Replaces the drafter of running requests. A learner supplies the new one, trained on what was accepted.
 
 A new drafter reads what it needs to know again from the rows' tokens.
 
-Only between rounds. Every lossless rule is exact whatever the guesses of a round come from, so the text's law does not notice;
-under the coupled rule not even the text does.
+It is done between rounds. Every lossless rule is exact wherever the guesses of a round come from, so the law of the text stays
+the same. Under the coupled rule the text itself stays the same.
 """
 
 from __future__ import annotations

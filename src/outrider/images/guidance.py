@@ -1,7 +1,7 @@
 """Classifier-free guidance as a target: two rows of the model share one choice.
 
-Every request is two rows of the model, one that knows its class and one whose class token is the token that says nothing. Both
-read the same codes, and their logits are mixed before anything is drawn (Ho & Salimans 2022, arXiv 2207.12598):
+Every request is two rows of the model: one with its class token, and one with the token for no class. Both read the same codes,
+and their logits are mixed before anything is drawn (Ho & Salimans 2022, arXiv 2207.12598):
 
     logits = unconditional + scale * (conditional - unconditional)          scale 1: the conditional model alone
 

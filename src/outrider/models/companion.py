@@ -1,7 +1,7 @@
-"""A second process that holds a model, or a share of one, and does what this one says.
+"""A second process that holds a model, or a share of one, and does what this process tells it.
 
-It runs a module of ours, reads messages from its standard input, and answers through its standard output. It ends when the
-pipe does, so it never outlives the process that started it. If it dies, its last words say why.
+It runs a module of ours, reads messages from its standard input, and answers through its standard output. It ends when the pipe
+closes, so it never outlives the process that started it. If it dies, its last output says why.
 """
 
 from __future__ import annotations

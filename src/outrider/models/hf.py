@@ -1,8 +1,8 @@
 """Any Hugging Face causal language model as a target, through its own modules.
 
-A tree goes in as a 4-D mask (one per kind of layer where the architecture has several) and a position per node. Whether a
-model honours both is not declared anywhere, so it is *tried* when the model is first opened (``hf_check.py``), and the verdict
-is kept (``hf_verdict.py``). A model that fails, or keeps a recurrent state instead of keys and values, is refused.
+A tree is passed as a 4-D mask (one per kind of layer if the architecture has several) and a position per node. No model
+declares that it honours both, so it is *tried* when the model is first opened (``hf_check.py``), and the verdict is kept
+(``hf_verdict.py``). A model that fails, or keeps a recurrent state instead of keys and values, is refused.
 (``models/recurrent/`` has decoders for some of the latter.)
 """
 

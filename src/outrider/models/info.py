@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its headers alone: no weight is read."""
+"""Describes a checkpoint from its headers alone, without reading weights."""
 
 from __future__ import annotations
 

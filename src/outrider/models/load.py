@@ -1,6 +1,6 @@
 """Open a model by name: a folder, a hub name or a GGUF file.
 
-The lean decoder runs it where it knows the architecture, Hugging Face's own modules where it does not.
+The lean decoder runs it if it supports the architecture; otherwise Hugging Face's own modules do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary positions: how fast each pair of dimensions turns, and the cosines and sines of every position.
+"""Rotary positions: the frequency of each pair of dimensions, and the cosines and sines of every position.
 
 Pair i of a query or key at position p is turned by the angle p * f_i. So a product of a query and a key depends on their
 distance alone (Su et al. 2021). With base t and d rotated dimensions f_i = t^(-2i/d); the scalings change f so that a model

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to the matrices the decoder multiplies with.
+"""Reads the tensors of a checkpoint into the matrices of the decoder.
 
 Files are memory-mapped and read tensor by tensor, so that no more than one layer exists twice. Query, key and value
 matrices become one, gate and up become one (some families store them so); a tied head *is* the embedding. Everything is checked

@@ -1,4 +1,4 @@
-"""Language models as writers, as reward models and as what a router sees: all of them are run by the engine.
+"""Language models as writers, as reward models and as features for a router. The engine runs all of them.
 
 A step ends with a string (``end``), at which generation stops. A reward model has learnt to say one word after a good step and
 another after a bad one, as Math-Shepherd's does. A plain model can be asked how likely it would write the step.

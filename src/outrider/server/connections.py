@@ -1,4 +1,4 @@
-"""Connections before there is a request: how many a client may hold, and how long the headers may take.
+"""Limits before there is a request: connections per client, and the time for headers.
 
 A client that opens connections and sends nothing, or a header a minute, costs a file descriptor until its time is over.
 """

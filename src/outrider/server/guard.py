@@ -1,7 +1,7 @@
 """The guard in front of all routes: it checks keys, limits the size and duration of bodies, and logs every request.
 
-Plain ASGI, so that streams pass through untouched. Bodies are read here, against a limit in bytes and in seconds: a client
-that sends too much or never finishes costs one waiting coroutine and reaches nothing behind this.
+It is plain ASGI, so that streams pass through unchanged. Bodies are read here, with limits in bytes and seconds. A client that
+sends too much or never finishes costs one waiting coroutine, and reaches no route.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BODY_S = 30.0
 _KEY, _KEY_COSTS = re.compile(rb'"\s*:'), 8
 _REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 _WATCHING = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
-"""Polled every few seconds by monitors: not counted as requests, and not logged."""
+"""Paths that monitors poll every few seconds. They are not counted as requests, and not logged."""
 
 
 @final

@@ -1,7 +1,7 @@
-"""Messages of a conversation as a chat template takes them: content as one text, calls of earlier turns as objects.
+"""Messages of a conversation in the form that chat templates take: content as one text, tool calls of earlier turns as objects.
 
-Where a message shows images, its content stays in parts, and each image is the bytes of its data URL. Nothing else is read: a
-path or an address in a request never opens a file or a connection of this machine.
+The content of a message with images stays in parts, and each image is the bytes of its data URL. Other addresses are not read,
+so a request can never open a file or a connection of this machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Refuses a request with one sentence: a body with the most telling of the errors that its model found, a path with the
-nearest one.
+"""Refusals in one sentence: for a body, the most informative validation error; for an unknown path, the nearest valid one.
 
-A field of several kinds has an error for each kind that it is not. The one that says most is about the kind that was sent.
+A field that allows several types gets an error for each. The most informative one is about the type that was sent.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from outrider.core.errors import closest
 from outrider.server.failures import ApiError
 
 _ANOTHER_KIND = ("_type", "literal_error", "_attributes_type")
-"""Ends of the names of errors that say that a value is of another kind."""
+"""Endings of the names of errors about a wrong type."""
 _OUTSIDE = ("query", "path")
 """Places of parameters that are not in the body."""
 _LONGEST = 64

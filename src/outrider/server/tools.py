@@ -12,7 +12,8 @@ from outrider.server.protocol import ChatRequest
 from outrider.server.tool_protocol import AllowedTools, FunctionName, FunctionSpec, ToolChoice
 
 NUM_CALLS = {"minItems": 1, "maxItems": 16}
-"""How many calls an answer with several of them makes. Without an end, a small model could write calls up to its last token."""
+"""Fewest and most calls in an answer that may make several. Without a limit, a small model could write calls up to its last
+token."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Texts to train on: token files, plain text, JSON lines with texts, conversations, tokens or images; and the order they are
 read in.
 
-The batch of a step is a function of the seed and the step alone, so a run that was killed goes on exactly where it was.
-Held-out documents are chosen by a hash of their tokens: the same ones whatever else is in the files.
+The batch of a step is a function of the seed and the step alone, so a killed run continues exactly where it was. Held-out
+documents are chosen by a hash of their tokens: the same ones whatever else is in the files.
 """
 
 from __future__ import annotations

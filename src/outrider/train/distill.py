@@ -112,7 +112,7 @@ def new_kangaroo(name: str, target: Target, settings: DistillSettings, *, exit_l
 
 @final
 class DistillObjective(Objective):
-    """Trains a student on the target's laws."""
+    """Trains a draft on the target's laws."""
 
     def __init__(
         self, name: str, student: Student, target: Target, settings: DistillSettings, *, reference: Student | None = None

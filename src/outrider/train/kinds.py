@@ -1,5 +1,5 @@
-"""Everything that can be trained besides heads, by name: draft models, the adapter and the head of other methods, the target
-itself.
+"""Everything that can be trained besides heads, by name: draft models, adapters, small networks of other methods, and the
+target itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loop that ``generate`` of transformers hands over to: ``custom_generate=outrider.transformers.generate(...)``.
+"""The decoding loop for ``generate`` of transformers: ``custom_generate=outrider.transformers.generate(...)``.
 
 transformers has prepared everything when it calls us: ids, masks, the list of logits processors, the stopping criteria. A call
 becomes one request per row, all rows share the passes of Outrider's engine, and the answer has the form that transformers

@@ -1,6 +1,6 @@
 """The prompts of a ``generate`` call: left-padded rows of ids as lists without their padding.
 
-Position ids and the attention mask carry no more information than the padding does; where they do, the call is refused.
+Position ids and the attention mask must follow from the padding. If they say anything else, the call is refused.
 """
 
 from __future__ import annotations

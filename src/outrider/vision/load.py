@@ -1,4 +1,4 @@
-"""Open a vision-language folder: its tower through transformers, its language model in the lean decoder."""
+"""Opens a vision-language folder: the tower by transformers, the language model by the lean decoder."""
 
 from __future__ import annotations
 

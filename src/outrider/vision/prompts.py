@@ -1,7 +1,7 @@
 """Token ids and images to a prompt that the target can read.
 
-Each placeholder in the ids becomes as many as the image has places. The target reads, at those places, ids that name the
-image's embeddings; drafters, penalties and the detokenizer see the placeholders, which are ordinary tokens.
+Each placeholder is repeated for every position of its image. There the target reads ids that name the image's embeddings.
+Drafters, penalties and the detokenizer see the placeholders, which are ordinary tokens.
 """
 
 from __future__ import annotations

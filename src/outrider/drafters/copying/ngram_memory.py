@@ -1,9 +1,9 @@
 """The memory of the n-gram cache: for every n-gram of up to ``max_ngram`` tokens, what followed it and how often.
 
-It is a lasting memory, with a bound, ``save`` and ``load``. An n-gram keeps its total and a few continuations. In a full one, a
-newcomer replaces the rarest (of equals the oldest) and starts at 1, so counts are never too high. The bound is in n-grams, and
-those unused for longest go first. There are a young and an old generation, and use brings an n-gram back into the young one.
-When the young one holds half the bound, the old one is dropped.
+It is a lasting memory, with a maximum size, ``save`` and ``load``. An n-gram keeps its total count and a few continuations. If
+it has no room, a new continuation replaces the rarest (of equals the oldest) and starts at 1, so counts are never too high. The
+size is limited in n-grams, and the least recently used are dropped first. For this there are a young and an old generation;
+using an n-gram moves it to the young one. When the young one holds half the limit, the old one is dropped.
 """
 
 from __future__ import annotations

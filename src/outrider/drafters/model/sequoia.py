@@ -4,7 +4,7 @@ Suppose that the b-th child of an accepted node is the accepted one with probabi
 expected to yield the sum over its nodes of the product of p along their paths. The best tree of m nodes splits into its first
 child's subtree and the rest, so it is found from smaller ones. The rates p are measured: ``RankCounts`` counts accepted
 children by rank. (Chen et al. 2024, "Sequoia", arXiv 2402.12374. Its table T[m][l][b] fixes the number b of the root's
-children. Here the same recursion runs over the worth of the b-th and later children of a node, which gives the same trees.)
+children. Here the same recursion runs over the value of the b-th and later children of a node, which gives the same trees.)
 
     F(m, l) = 1 + H(m - 1, l, 1)                                                 a node with m - 1 nodes below it, l deep
     H(n, l, b) = max(0, max_{1 <= y <= n}  p[b] F(y, l - 1) + H(n - y, l, b + 1)),      H(., 0, .) = H(0, ., .) = 0

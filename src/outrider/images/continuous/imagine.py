@@ -1,4 +1,4 @@
-"""Images by continuous tokens, by the name of a rule: what ``outrider imagine`` and people call.
+"""Images of continuous tokens, by the name of a rule: the interface for ``outrider imagine`` and for programs.
 
 images = ContinuousImages.load("build/images/continuous")
 way = way_of("joint-path")

@@ -9,7 +9,7 @@ both formats:
 3. Tied heads are left out: no ``output.weight`` means that the embedding is the head.
 4. The matrices of all experts of a layer are one tensor.
 
-Numbers lost to quantisation stay lost; everything else comes back exactly.
+Quantised weights keep their rounding errors. Everything else is restored exactly.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FULL = "full_attention"
 def hf_config(file: GGUFFile) -> dict[str, Any]:
     """The model's ``config.json`` as Hugging Face would have written it.
 
-    One key is ours: ``rope_freq_factors``, present in files with a ``rope_freqs`` tensor (Llama 3.1 and later), a list
-    of rotary_dim/2 numbers by which the rotary inverse frequencies are divided. ``rope_scaling`` says the same in
-    Hugging Face's terms, so a reader needs one of the two, never both.
+    One key is ours: ``rope_freq_factors``, present in files with a ``rope_freqs`` tensor (Llama 3.1 and later), a list of
+    rotary_dim/2 numbers by which the rotary inverse frequencies are divided. ``rope_scaling`` says the same in Hugging Face's
+    terms, so a reader needs only one of the two.
     """
     family, keys = family_of(file), ModelKeys(file)
     vocab_size, hidden_size = _matrix_shape(file, "token_embd.weight")
@@ -233,7 +233,7 @@ def hf_names(file: GGUFFile) -> dict[str, list[str]]:
 
 
 def _each(hf_name: str, shape: Sequence[int]) -> list[str]:
-    """One name, or those of all experts in a tensor of this shape."""
+    """The Hugging Face names for a tensor of this shape: one, or one per expert."""
     return [hf_name.format(expert) for expert in range(shape[0])] if "{}" in hf_name else [hf_name]
 
 

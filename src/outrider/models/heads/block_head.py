@@ -1,7 +1,8 @@
 """Layers over a block of open places: the backbone that DFlash and DSpark share.
 
-A block begins with the newest token; every further place holds a mask token. Places look at each other in both directions,
-and at the target's features, which every layer turns into keys and values by its own matrices, and never into queries.
+A block begins with the newest token, and every further position holds a mask token. Positions attend to each other in both
+directions, and to the target's features. Every layer computes keys and values of the features with its own matrices, but no
+queries.
 
     c(j) = norm(fc [h_a ; h_b ; h_c]_j),      block of t:  b_0 = e(x_{t+1}),  b_k = e(mask)  at positions t + 1 + k
     layer:  Q from b,   K, V from [ c(j), j <= t ; b_0 .. b_K ],        u_k(t) = W_target norm(b_k)

@@ -1,4 +1,4 @@
-"""Folders of trained heads: made for a target, written, read, and held against the target they are used with.
+"""Folders of trained heads: made for a target, written, read, and checked against the target they are used with.
 
 A folder is complete. It holds copies of the tensors that the heads share with the target (embedding, final norm, output
 matrix), so that it works with any engine that runs the target.

@@ -1,12 +1,12 @@
-"""What all trained heads are: from the target's states and the tokens after them to states of their own, and from those to
-logits.
+"""The interface of all trained heads: from the target's states and the tokens after them they compute their own states, and
+from those logits.
 
-Depth k at place t of a text reads the target's states up to t and the tokens up to t + 1 + k. It answers for the token t + 2 +
-k, which the target itself predicts at place t + 1 + k:
+Depth k at place t of a text reads the target's states up to t and the tokens up to t + 1 + k. It predicts the token t + 2 + k,
+which the target itself predicts at place t + 1 + k:
 
     state_k(t) = body(features(<= t), x_{t+1} .. x_{t+1+k}),     q_k(t) = softmax(readout_k(state_k(t)))  ~  p(t + 1 + k)
 
-The same modules are trained on packed texts (``depths``) and run ahead one level of a tree at a time (the drafters).
+The same modules are trained on packed texts (``depths``) and draft one level of a tree at a time (the drafters).
 """
 
 from __future__ import annotations

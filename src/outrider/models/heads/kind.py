@@ -1,8 +1,8 @@
 """What a kind of heads is: its module, and how folders of it are described, read and written.
 
-``config.json`` is the plain format that other engines read, plus one block of ours. A kind's file says which keys and which
-tensor names its format has, what public checkpoints call them, and what other engines want to be given. Tensor names of ours
-are the plain format's own, so most kinds rename nothing.
+``config.json`` is the plain format that other engines read, plus one block of ours. A kind's file says which keys and tensor
+names its format has, what public checkpoints call them, and what other engines need. Our tensor names are those of the plain
+format, so most kinds rename nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which layers of the target heads read, and how others number them: the only place that knows.
+"""The target layers that heads read, and how other engines number them. Only this file converts between the two.
 
 Here a tap i is the residual stream *entering* layer i, and i = L the last layer's output. The engine vLLM counts the same way.
 SGLang, and DFlash's plain format, count layer *outputs*, so that our i is their i - 1.

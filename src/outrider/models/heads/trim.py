@@ -1,6 +1,6 @@
-"""Trained heads that say fewer tokens than they learned to: the rows of the others are left out (FR-Spec, arXiv 2502.14856).
+"""Restricts trained heads to fewer tokens, by leaving out the rows of the others (FR-Spec, arXiv 2502.14856).
 
-Nothing is learned again. What is left out was rarely guessed, and the output matrix is much of what heads cost.
+Nothing is trained again. The dropped tokens were rarely guessed, and the output matrix is much of the heads' cost.
 """
 
 from __future__ import annotations

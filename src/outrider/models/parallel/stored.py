@@ -33,7 +33,8 @@ def stored_share(path: Path, config: ModelConfig, share: Share, device: torch.de
 
 
 def _on_cpu(path: Path, config: ModelConfig, share: Share) -> Weights:
-    """Rows stay where they are. Those of the embedding are floats, since they are summed over ranks."""
+    """A share for a CPU. Rows stay where they are stored. Those of the embedding are floats, because they are summed over
+    ranks."""
     if path.suffix == ".gguf":
         file = memory = read_gguf(str(path))
         source, embedding = stored_tensors(file), file.tensor(EMBEDDING)

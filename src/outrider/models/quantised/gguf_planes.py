@@ -1,4 +1,4 @@
-"""GGUF files on a GPU: each matrix as stored, its blocks taken apart into the planes of ``models/planes.py``.
+"""GGUF files on a GPU: each matrix as stored, with its blocks split into the planes of ``models/planes.py``.
 
 No number changes: the scales and codes of a block are those of the file. A product multiplies what ``gguf/quants.py``
 dequantises, rounded to the type of the activations. Where the codes of a type lie in its blocks is data (``LAYOUTS``).
@@ -62,10 +62,10 @@ class Layout:
     offset: int | None = None
     """The byte at which the float of the offsets begins."""
     subtracts: bool = False
-    """Offsets are taken away."""
+    """Whether offsets are subtracted."""
     steps: Steps | None = None
     is_signed: bool = False
-    """Codes are bytes with a sign."""
+    """Whether codes are signed bytes."""
 
 
 def _signed_bytes(blocks: Tensor) -> tuple[Tensor, Tensor | None]:

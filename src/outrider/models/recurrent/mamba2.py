@@ -1,4 +1,4 @@
-"""Mamba-2 checkpoints (``Mamba2ForCausalLM``): layers of nothing but mixers."""
+"""Mamba-2 checkpoints (``Mamba2ForCausalLM``): every layer is only a mixer."""
 
 from __future__ import annotations
 

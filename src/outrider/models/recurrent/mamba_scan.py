@@ -1,10 +1,10 @@
-"""What a Mamba-2 layer does between its two matrices: convolution, time steps, the tree scan.
+"""The middle part of a Mamba-2 layer, between its two matrices: convolution, time steps, tree scan.
 
     [gate | x B C | dt] of every node      x, B, C go through the convolution;  dt = softplus(dt + bias)
     S_t = exp(dt A) S_{t-1} + (dt x) B^T   y_t = S_t C + D x
 
-In the words of ``scan.py``: the key is B, the value dt x, the log decay dt A, and C reads. Here it is in PyTorch, the oracle.
-``scan_native.py`` (CPU) and ``mamba_triton.py`` (GPU) compute the same with one call and with two kernels.
+In the terms of ``scan.py``: the key is B, the value dt x, the log decay dt A, and the query C. This file is in PyTorch, the
+oracle. ``scan_native.py`` (CPU) and ``mamba_triton.py`` (GPU) compute the same with one call and with two kernels.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The first kernel runs the convolution along the ancestors of a node and writes the node's step to the log. The second one reads.
 A program takes a few nodes of one head and multiplies their queries with the state. Then it multiplies them with the keys of
-the log and of all nodes, block by block, under the mask of the tree. Decays are summed in float64. No state of a node is ever
-made.
+the log and of all nodes, block by block, under the mask of the tree. Decays are summed in float64. The state of a node is never
+computed.
 """
 
 # ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals

@@ -5,8 +5,8 @@ With S_0 the state before the log, a the log decays, and s_i the sum of a over t
     y_i = exp(s_i) S_0 q_i + sum_j exp(s_i - s_j) (k_j . q_i) w_j          j: tokens of the log, ancestors of i, and i
 
 This is attention without a softmax, under the mask of the tree (STree, Wu et al. 2025, arXiv 2505.14969). The delta rule writes
-what its state does not hold yet. Its values u_i depend on those of the ancestors, through a triangular system that the tree's
-mask makes sparse (Yang et al. 2024, arXiv 2412.06464, for chains):
+only the part of a value that its state does not hold yet. So its values u_i depend on those of the ancestors, through a
+triangular system that the tree's mask makes sparse (Yang et al. 2024, arXiv 2412.06464, for chains):
 
     u_i = b_i (v_i - exp(s_i) S_0 k_i - sum_j exp(s_i - s_j) (k_j . k_i) u_j)          j: as above, without i itself
 

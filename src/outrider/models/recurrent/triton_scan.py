@@ -16,7 +16,7 @@ Numbers = TypeVar("Numbers")
 
 
 class TritonScan(LayerScan, ABC, Generic[Numbers]):
-    """What the scans of all recurrent layers do around their two kernels, whose sums are in float32."""
+    """The common part of all GPU scans: it calls their two kernels, whose sums are in float32."""
 
     def __init__(self, shape: ScanShape, numbers: Numbers) -> None:
         self._shape, self._numbers = shape, numbers

@@ -1,7 +1,7 @@
 """Stored responses of a fleet: the front door keeps them, and tells a replica what a request refers to.
 
-So a conversation goes on at any replica, and outlives all of them. A replica sends a finished response back before the end of
-its answer.
+So a conversation can continue on any replica, and outlives all of them. A replica sends a finished response back before the end
+of its answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _is_reference(item: Any) -> bool:
 
 
 NOTHING = Carried()
-"""What a request carries that refers to nothing, from a front door that stores nothing."""
+"""The value for a request that refers to nothing, from a front door that stores nothing."""
 
 
 @final
