@@ -84,7 +84,7 @@ def checked_batch_size(size: int | None) -> int | None:
 
 
 def check_share(keep: float, drafts: Sequence[str]) -> None:
-    """Refuse a share of the prompt that nobody could choose."""
+    """Refuse an invalid share of the prompt, and one that no small model can choose."""
     PromptShare(keep)
     if keep != 1 and not drafts:
         raise OptionError(f"keep_prompt = {keep} needs a small model that chooses among tokens; give draft=, or leave it out")

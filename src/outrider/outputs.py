@@ -43,13 +43,13 @@ class StreamChunk:
     """The additions of one round to one request."""
 
     index: int
-    """Which prompt."""
+    """Index of the prompt."""
     text: str
     """The new text."""
     token_ids: list[int]
     """The new tokens."""
     origins: list[Origin]
-    """Where each of them came from."""
+    """Where each of the new tokens came from."""
     output: RequestOutput | None
     """The whole result, on a request's last chunk."""
 

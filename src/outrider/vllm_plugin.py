@@ -10,7 +10,7 @@ guesses were right. The engine vLLM checks guesses by its own rule, and its text
 JSON in ``OUTRIDER_VLLM_OPTIONS``. ``register`` is an entry point that vLLM calls when it starts.
 
 Token recycling reads scores too. A proposer receives vLLM's model (``load_model``). The logits of a step are kept until the
-next guesses: a row for the last token of every slot, and one for each guess behind it.
+next guesses: a row for the last token of every slot, and one for each guess after it.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MEASURES = ("js", "kl", "tv", "w1")
 
 @dataclass(frozen=True, eq=False)
 class DivergenceOptions:
-    """Which divergence between draft and target, and how much of it is tolerated."""
+    """The divergence between draft and target, and how much of it is tolerated."""
 
     divergence: str = "js"
     """"js", "kl", "tv", or "w1" over token embeddings."""

@@ -8,7 +8,7 @@ each of the next guesses passes the exact test of ``delta``, given the refused g
                                         u_j < p(x_j) for j = i+1 .. i+fly_window,   and   p(x_i) > 0
 
 Li et al. 2025, "Training-Free Loosely Speculative Decoding" (FLy), arXiv 2511.22972; the gate of the k likeliest tokens and the
-defaults are those of vLLM's documents. A guess with fewer than ``fly_window`` guesses behind it takes the exact test, so drafts
+defaults are those of vLLM's documents. A guess with fewer than ``fly_window`` guesses after it takes the exact test, so drafts
 must be longer than the window. An infinite ``fly_entropy`` is the exact rule.
 
 What is lost: a kept guess stands for what the target would have said, up to 1 - p(x) in one step. The chance of a mistake
@@ -46,7 +46,7 @@ class FlyOptions:
     fly_entropy: float = 0.3
     """Least entropy, in nats, of the target's likeliest tokens; infinite is lossless."""
     fly_window: int = 6
-    """Guesses behind a refused one that must pass the exact test."""
+    """Number of guesses after a refused one that must pass the exact test."""
     fly_top_k: int = 3
     """Number of likeliest tokens over which the entropy is computed."""
 

@@ -32,7 +32,7 @@ from outrider.models.judge_head import JudgeHead, load_judge
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """Which head, and how sure it must be."""
+    """The head, and how sure it must be."""
 
     judge: str = ""
     """Folder of a head, from `outrider train judge`."""

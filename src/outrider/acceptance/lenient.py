@@ -37,7 +37,7 @@ from outrider.core.verdict import RowVerdict, Verdict
 
 @dataclass(frozen=True)
 class LenientOptions:
-    """How lenient to be."""
+    """Options of the lenient rule."""
 
     lenience: float = 0.5
     """l: no token comes more than 1/l times as often as it should; 1 is exact."""

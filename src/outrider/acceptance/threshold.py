@@ -25,7 +25,7 @@ from outrider.core.errors import OptionError
 
 @dataclass(frozen=True)
 class ThresholdRuleOptions:
-    """How likely a guess must be."""
+    """The thresholds for keeping a guess."""
 
     threshold_single: float = 1.0
     """A guess with at least this probability under the target is kept outright; 1 is exact."""

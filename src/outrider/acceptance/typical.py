@@ -36,12 +36,12 @@ from outrider.core.verdict import RowVerdict, Verdict
 
 @dataclass(frozen=True)
 class TypicalOptions:
-    """How surprising a guess may be."""
+    """The thresholds of typical acceptance."""
 
     epsilon: float = 0.09
     """A guess with more than this probability under the target always passes."""
     delta: float = 0.3
-    """In a context of entropy H, one with more than delta exp(-H) passes too."""
+    """In a context of entropy H, a guess with more than delta exp(-H) passes too."""
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):

@@ -1,7 +1,7 @@
 """The cache of a model with recurrent layers: a state per layer, and the steps of the newest tokens.
 
 A state has no slots, so a token cannot be taken back out of it. The cache therefore keeps the state from *before* the newest
-tokens, and a log of what these tokens do to it (``cache/replay.py``). The nodes of a tree are written behind the log. A
+tokens, and a log of what these tokens do to it (``cache/replay.py``). The nodes of a tree are written after the log. A
 commit moves the steps of the accepted path to the end of the log and drops the others: no state is copied for a node. When
 the log is long, its older part is replayed into the state. A pass reads the state and the log together.
 

@@ -32,7 +32,7 @@ class OptionHelp:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``outrider methods NAME`` prints."""
+    """The output of ``outrider methods NAME``."""
 
     name: str
     summary: str

@@ -27,7 +27,7 @@ class PromptPiece:
     states: Mapping[int, list[Tensor]] | None = None
     """The tapped states [n, H] of each row, by layer; None until the piece was read."""
     seconds: float = 0.0
-    """Its part of the time of the round that read it."""
+    """The part of the round's time that reading this piece took."""
 
     @property
     def num_tokens(self) -> int:

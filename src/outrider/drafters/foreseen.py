@@ -25,7 +25,7 @@ def first_path(tree: TokenTree, row: int) -> tuple[int, ...]:
 
 
 def after(tree: TokenTree, row: int, tokens: Sequence[int], path: Sequence[int]) -> list[int]:
-    """The text with the tokens of a path behind it."""
+    """The text with the tokens of a path after it."""
     return [*tokens, *tree.tokens[row, list(path)].tolist()] if path else list(tokens)
 
 

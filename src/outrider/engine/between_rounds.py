@@ -40,7 +40,7 @@ class _Given:
     """The latest guesses of every slot, at fixed memory addresses."""
 
     tokens: Tensor
-    """[B, N] int64, the root first; ``_NOTHING`` behind the last guess."""
+    """[B, N] int64, the root first; ``_NOTHING`` after the last guess."""
     trees: SlotTrees
 
     @staticmethod

@@ -130,7 +130,7 @@ class RoundGraphs:
         self.grow(batch_size, states)
 
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether there are free pages for rows with so many tokens in all, and for a round behind each."""
+        """Whether there are free pages for rows with so many tokens in all, and for a round after each."""
         pool = self.target.pool
         num_pages = pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self.slack))
         return pool.has_room(self._rows_each * num_pages)
@@ -175,7 +175,7 @@ class RoundGraphs:
         return self._limit(state) + self.slack
 
     def _reach(self, state: RequestState, *, rounds: int) -> int:
-        """Last place that rounds may write behind the known text: at least the round in flight and the next one, up to the end
+        """Last place that rounds may write after the known text: at least the round in flight and the next one, up to the end
         of a page."""
         pool = self.target.pool
         return min(pool.pages_for(len(state.tokens) + rounds * self.slack) * pool.page_len, self._capacity(state))

@@ -36,7 +36,7 @@ _WAYS = (Draws.DETERMINISTIC, Draws.IID)
 
 
 class Forced(NamedTuple):
-    """What grammars force in a round: tokens of each row, none where there is a choice."""
+    """The tokens that grammars force in a round, for each row; none if there is a choice."""
 
     runs: list[tuple[int, ...]]
     sure: list[bool]

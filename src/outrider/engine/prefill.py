@@ -114,7 +114,7 @@ class Prefill:
         return Prefilled([number for number, _ in self.rows], states, piece.cache, self._all_taps())
 
     def _end(self, state: RequestState, num_read: int, num_tokens: int) -> int:
-        """End of the next piece of a row. A prompt that must be read whole is one piece, and the text behind it another."""
+        """End of the next piece of a row. A prompt that must be read whole is one piece, and the text after it another."""
         prompt_end = len(state.request.prompt_ids) - 1
         if self._target.traits.reads_whole and num_read < prompt_end:
             return prompt_end

@@ -108,8 +108,8 @@ class Guided(WrappedTarget[Target]):
 
     @property
     def captured_as(self) -> Target:
-        """What captured rounds run: the model's passes, with two rows per slot; None if the model is itself captured as another
-        one."""
+        """The target of captured rounds: the model, with two rows per slot. None if the model itself is captured as another
+        target."""
         return self.inner if self.inner.captured_as is self.inner else self
 
     def new_cache(self, batch_size: int) -> GuidedCache:

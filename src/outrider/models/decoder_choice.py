@@ -18,7 +18,7 @@ class Running(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Speed:
-    """Which decoder is wanted."""
+    """The wanted decoder."""
 
     fast: bool
     numerics: str

@@ -147,7 +147,7 @@ class Weights:
 
 
 class Division(Protocol):
-    """Which layers are wanted, and which part of every matrix (``share.py``)."""
+    """Selects layers, and a part of every matrix, for one rank (``share.py``)."""
 
     def layers(self, num_layers: int) -> Sequence[int]: ...
 

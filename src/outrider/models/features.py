@@ -23,7 +23,7 @@ class Experts:
     normalised: bool
     """The weights of the chosen experts add up to 1; otherwise they are the router's probabilities over all experts."""
     layers: tuple[bool, ...]
-    """Which layers have experts; the others have an ordinary MLP."""
+    """For each layer, whether it has experts; the others have an ordinary MLP."""
     scoring: str = "softmax"
     """How the router's scores become weights: "softmax" over all experts, or "sigmoid"."""
     groups: int = 1

@@ -186,7 +186,7 @@ class HFModel(AdaptedModel):
 
 @final
 class LanguageModelHead:
-    """From the last layer's output to the logits: modules, the head, a constant factor and a soft cap."""
+    """Computes logits from the last layer's output: modules, the head, a constant factor and a soft cap."""
 
     def __init__(self, modules: Sequence[nn.Module], head: nn.Module, softcap: float | None, scale: float) -> None:
         self._modules, self._head, self._softcap, self._scale = modules, head, softcap, scale

@@ -28,7 +28,7 @@ from outrider.models.weights import SafetensorsFolder
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What ``outrider info`` prints."""
+    """The output of ``outrider info``."""
 
     name: str
     family: str

@@ -32,7 +32,7 @@ class Group(AnyLayer):
         return x + self._added(x, step, attends=False) if feeds else x
 
     def _added(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
-        """What one half of all layers adds to the residual stream."""
+        """The sum of what attention, or the MLP, of all layers of the group adds to the residual stream."""
         added = torch.zeros_like(x)
         for layer in self._mine:
             added += layer.part(x, step, attends=attends, feeds=feeds) - x

@@ -95,7 +95,7 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 def _yarn(rope: Rope, plain: Tensor) -> Tensor:
     def dimension_of(turns: float) -> float:
-        """Where a pair makes this many turns in the original context."""
+        """The dimension whose pair makes this many rotations in the original context."""
         return rope.dim * math.log(rope.original_len / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)

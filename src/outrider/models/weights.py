@@ -199,7 +199,8 @@ class _WeightReader:
         }
 
     def _three(self, at: str, kind: str, sizes: list[int], *shape: int) -> list[Tensor]:
-        """Queries, keys and values: three tensors, one stacked tensor, or (GPT-NeoX) head by head."""
+        """Queries, keys and values of a layer. Files hold them as three tensors, one stacked tensor, or (GPT-NeoX) head by
+        head."""
         fused = f"{at}qkv_proj.{kind}"
         if self._prefix + self._name(fused) not in self._source.names:
             return [self._read(f"{at}{letter}_proj.{kind}", rows, *shape) for letter, rows in zip("qkv", sizes, strict=True)]

@@ -26,7 +26,7 @@ from outrider.routing.steps import Reward, Routed, Router, StepWriter, Turn, Wri
 
 
 class Features(ABC):
-    """What a router knows about steps."""
+    """Features of steps, for a router."""
 
     @abstractmethod
     def of(self, texts: Sequence[str], steps: Sequence[WrittenStep]) -> Tensor:

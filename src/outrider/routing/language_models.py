@@ -60,7 +60,7 @@ class WordReward(Reward):
     """A model that says ``good`` or ``bad`` after a step."""
 
     def __init__(self, llm: LLM, *, good: str = "yes", bad: str = "no", ask: str = "") -> None:
-        """``ask`` is put behind every step, such as a question that the words answer."""
+        """``ask`` is put after every step, such as a question that the words answer."""
         self.llm, self.ask = llm, ask
         self._ids = [_only_token(llm, word) for word in (good, bad)]
         if self._ids[0] == self._ids[1]:

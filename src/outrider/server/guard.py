@@ -157,7 +157,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Receives the body that was read, then whatever follows."""
+    """An ASGI ``receive`` that gives the body again, then the client's further messages."""
     sent = False
 
     async def replay() -> Message:

@@ -42,8 +42,8 @@ def no_route(method: str, path: str, known: Mapping[str, Collection[str]]) -> Ap
 
 
 def _path(error: Mapping[str, Any], body: Any) -> list[Any]:
-    """Where in the body the error is, or which parameter of the address it is about. The names of kinds, which pydantic puts
-    between, are left out."""
+    """Where in the body the error is, or which parameter of the address it is about. The names of types, which pydantic
+    inserts, are left out."""
     if error["loc"][0] in _OUTSIDE:
         return list(error["loc"][1:])
     parts = [part for part in error["loc"] if part != "body"]

@@ -47,7 +47,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True, eq=False)
 class Trainable:
-    """How an objective is made, and its options beside its settings."""
+    """Makes an objective, with its options beside its settings."""
 
     build: Callable[[TrainingRequest], Objective]
     settings: type

@@ -112,7 +112,7 @@ class LayerSkipObjective(Objective):
         return chain_outcome(batch, total / weights, hits, self.settings.num_depths)
 
     def _judge(self, batch: PackedTexts) -> BatchOutcome:
-        """Where an exit and the last layer of the model agree."""
+        """The positions at which an exit and the last layer agree."""
         states = list(self.model.climb(batch))
         early, late = (self._likeliest(state) for state in (states[self._exit - 1], states[-1]))
         return chain_outcome(batch, batch.last.new_zeros((), dtype=torch.float32), early == late, self.settings.num_depths)

@@ -29,7 +29,7 @@ from outrider.train.objective import BatchOutcome, Objective
 
 @dataclass(frozen=True)
 class SortedSettings:
-    """Which exits are trained, and on what."""
+    """The trained exits, and the settings of training."""
 
     exits: tuple[int, ...] | str | None = None
     """Exit layers of the draft ("1,2,4" on the command line). Default: 1/2, 3/4 and all of the layers."""

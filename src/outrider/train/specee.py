@@ -31,7 +31,7 @@ _MOST_EXITS = 16
 
 @dataclass(frozen=True)
 class SpecEESettings:
-    """Which exits have predictors, and the shape of these."""
+    """The exits with predictors, and the predictors' shape."""
 
     exits: tuple[int, ...] | str | None = None
     """Layers with a predictor ("2,4,8" on the command line). Default: about sixteen, evenly spaced."""

@@ -139,7 +139,7 @@ def _check(choice: Choice, num_drafts: int) -> None:
 
 
 def _noise_for(choice: Choice, noise: str | None) -> str:
-    """Where the random numbers come from. A lossy rule keeps guesses that are not the drawn token, so it needs the law."""
+    """The source of random numbers. A lossy rule keeps guesses that are not the drawn token, so it needs the law."""
     is_lossless = choice.rule(TABLES).rule.lossless
     if noise is None:
         return "torch" if is_lossless else "own"

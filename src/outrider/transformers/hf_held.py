@@ -46,7 +46,7 @@ class Held:
 
     @staticmethod
     def of(model: Any) -> Held:
-        """Everything that is kept with a model."""
+        """The objects kept with a model."""
         return vars(model).setdefault(_NAME, Held())
 
     def target(self, model: Any) -> Target:

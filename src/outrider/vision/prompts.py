@@ -32,7 +32,7 @@ class EmbeddedPrompt:
     ids: list[int]
     """Tokens of the vocabulary, with the placeholder repeated for every position of an image."""
     read_ids: list[int]
-    """What the target reads at the same positions."""
+    """The ids that the target reads at the same positions."""
     runs: tuple[EmbeddingRun, ...]
     """Embeddings that ``read_ids`` name."""
 

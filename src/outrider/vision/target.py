@@ -42,7 +42,7 @@ class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
     """A decoder whose prompts may hold embeddings. Its book says which."""
 
     def __init__(self, inner: LayeredTarget, table: Tensor, book: Book) -> None:
-        """``table`` is the decoder's embedding, with ``SPARE_ROWS`` rows behind the vocabulary."""
+        """``table`` is the decoder's embedding, with ``SPARE_ROWS`` rows after the vocabulary."""
         super().__init__(inner)
         self.traits = replace(self.traits, can_be_captured=inner.traits.can_be_captured)
         self.table, self.book = table, book

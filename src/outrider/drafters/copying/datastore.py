@@ -32,7 +32,7 @@ META_FILE, FORMAT, VERSION = "datastore.json", "outrider datastore", 1
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Where a context was found."""
+    """The places where a context was found."""
 
     match_len: int
     num_hits: int

@@ -40,7 +40,7 @@ good."""
 
 @dataclass(frozen=True)
 class DynamicExitOptions:
-    """Which exits there are, and how they are watched."""
+    """The exits, and how they are evaluated."""
 
     exits: tuple[int, ...] | str | None = None
     """Layers at which drafting may exit ("2,4,8" on the command line). Default: about eight, evenly spaced."""

@@ -36,7 +36,7 @@ from outrider.drafters.trees.static import grow_shape
 
 @dataclass(frozen=True)
 class EarlyExitOptions:
-    """Where to exit, and what to grow."""
+    """The exit layer, and the shape of the tree."""
 
     exit_layer: int | None = None
     """E: number of layers that draft. Default: half of the target's."""

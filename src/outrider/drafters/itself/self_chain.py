@@ -1,6 +1,6 @@
 """The target drafts for itself: a chain whose guesses come from part of its own layers.
 
-The part runs on the target's cache: it reads the committed keys and values, writes those of the guesses behind them, and uses
+The part runs on the target's cache: it reads the committed keys and values, writes those of the guesses after them, and uses
 the target's own norm and head. There is no second cache, nothing is copied, and the drafter never has to catch up. If the part
 is the first E whole layers, their results are exactly the target's. The verifying pass then continues after them, so the
 drafted layers are not run twice.

@@ -1,6 +1,6 @@
 """A tree that part of the target grows level by level, on the target's own cache.
 
-The expanded nodes stand behind the committed tokens in the order in which they were expanded, the root first. The verifying
+The expanded nodes stand after the committed tokens in the order in which they were expanded, the root first. The verifying
 pass resumes with the first nodes of the proposed tree that were expanded in the same order. With a fixed branching these are
 all nodes but the last level. The pass overwrites the others.
 """

@@ -6,7 +6,7 @@ its q. Positions that no pass has scored yet are filled. In plain Jacobi iterati
 it only has to pass the test of rejection sampling (Teng et al. 2025, arXiv 2410.01699).
 
     pass:   P_i = p(. | prefix, w_1 .. w_{i-1})                 accept w_i  iff  u_i q_i(w_i) < P_i(w_i)
-    after:  w_j ~ P_j,  q_j <- P_j      for every place j behind the first rejection
+    after:  w_j ~ P_j,  q_j <- P_j      for every place j after the first rejection
 
 Lossless: w_j is drawn from q_j with its own random numbers. So given everything before it, w_j is a draw from q_j, whatever was
 accepted, and rejection sampling is exact for any q. The released code tests fills as point masses, which are accepted with

@@ -41,7 +41,7 @@ _BARE_EXITS = 8
 
 @dataclass(frozen=True)
 class SpecEEOptions:
-    """Which predictors are used, how often, and the confidence that is enough."""
+    """The predictors, the layers at which they are evaluated, and the required confidence."""
 
     predictor: str | None = None
     """Folder of a trained predictor (``outrider train specee``). Without one, an exit is trusted by its own confidence."""

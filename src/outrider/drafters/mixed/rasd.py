@@ -44,7 +44,7 @@ RETRIEVERS = ("suffix", "prompt-lookup", "ngram-cache", "reference", "rest")
 
 @dataclass(frozen=True)
 class RasdOptions:
-    """Where to retrieve, what to drop, and the size of the draft model's own tree."""
+    """The retriever, the threshold for dropping branches, and the size of the draft model's own tree."""
 
     retriever: str = "suffix"
     """The method that retrieves: suffix, prompt-lookup, ngram-cache, reference or rest. Its options are given beside this."""

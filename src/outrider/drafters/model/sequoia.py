@@ -31,7 +31,7 @@ BY_RANK = (0.58, 0.13, 0.065, 0.04, 0.03, 0.02, 0.013, 0.009)
 
 @dataclass(frozen=True)
 class SequoiaOptions:
-    """What the tree is optimised for."""
+    """The size of the tree, and the acceptance rates for which it is optimal."""
 
     num_nodes: int = 32
     """Guesses in the tree."""

@@ -88,7 +88,7 @@ class PathBatch:
 
 
 class PathRound(NamedTuple):
-    """What happened in a round."""
+    """The result of a round."""
 
     draft: PathDraft
     verdict: PathVerdict

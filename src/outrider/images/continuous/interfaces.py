@@ -77,7 +77,7 @@ class PathContext:
 @final
 @dataclass(frozen=True, eq=False)
 class PathGuesses:
-    """M drafted tokens of all rows: each with its row, its depth behind the root (from 0), and its path."""
+    """M drafted tokens of all rows: each with its row, its depth after the root (from 0), and its path."""
 
     rows: Tensor
     depths: Tensor

@@ -37,7 +37,7 @@ def _aligned(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """What the nodes of a pass see in the layers of one window size."""
+    """The attention mask of a pass's nodes, for the layers of one window size."""
 
     begin: int
     """No node sees a slot before this one."""

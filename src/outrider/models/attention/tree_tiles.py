@@ -40,7 +40,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Sights:
-    """What nodes see of one another."""
+    """The tree's attention mask: which nodes see one another."""
 
     words: Tensor | None
     """[B, N, W] int64. Bit j % 64 of word j // 64 says that node j is an ancestor of the node, or the node itself. None on

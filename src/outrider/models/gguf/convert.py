@@ -167,7 +167,7 @@ def _formula_scaling(keys: ModelKeys) -> dict[str, Any] | None:
 
 
 def _gemma_config(keys: ModelKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """What gemma files leave to the reader: windows, their pattern, the query scale."""
+    """Settings that gemma files do not hold: windows, their pattern, the query scale."""
     gemma: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
     if keys.architecture == "gemma":
         return gemma

@@ -76,7 +76,7 @@ class Cursor:
 
 @final
 class Metadata(Mapping[str, "Value"]):
-    """A file's metadata. Reading starts at ``cursor``, which is then behind it."""
+    """A file's metadata. Reading starts at ``cursor``, which is then after it."""
 
     def __init__(self, cursor: Cursor, num_items: int) -> None:
         self._cursor = cursor

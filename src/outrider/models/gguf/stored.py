@@ -168,5 +168,5 @@ def multiply_in_halves(inputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def _in_halves(sums: Tensor) -> Tensor:
-    """Rounded once: PyTorch would round to 32 bits first."""
+    """The numbers in 16 bits, rounded once; PyTorch would round to 32 bits first."""
     return torch.from_numpy(sums.numpy().astype(np.float16)).double()

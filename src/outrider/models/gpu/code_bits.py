@@ -1,7 +1,7 @@
 """Assembly that makes numbers from the bits of their codes, four bytes at a time.
 
 Conversion is expensive: the compiler's way takes longer than reading 16 bits would. A bfloat16 has 8 bits of exponent and 7
-behind the point, so 0x4300 | n is 128 + n for n below 128. A nibble is (128 + n) - 136; a byte is (128 + its lower seven bits)
+after the point, so 0x4300 | n is 128 + n for n below 128. A nibble is (128 + n) - 136; a byte is (128 + its lower seven bits)
 - 128, or - 256 where its sign is set. The bits of small floats are moved to their places in a bfloat16, and a power of two
 corrects the bias of the exponent. A table of sixteen numbers is held in registers, from which bytes are picked.
 

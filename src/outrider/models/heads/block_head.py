@@ -75,7 +75,7 @@ class BlockHead(Head, ABC):
 
 
 def exported_keys(head: BlockHead, *own: str) -> dict[str, Any]:
-    """What other engines read of every head over a block. The keys in ``own`` are ours alone and are left out."""
+    """Config keys that other engines read of every head over a block, without those in ``own``, which only Outrider has."""
     config = head.config
     if 0 in config.taps:
         raise OptionError(

@@ -116,7 +116,7 @@ class Head(nn.Module, ABC):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def native_levels(self) -> HeadWeights | None:
-        """What a native call grows trees with; None for kinds that it does not know."""
+        """The weights with which a native call grows trees; None for kinds that it does not support."""
         return None
 
     @abstractmethod

@@ -21,7 +21,7 @@ from outrider.models.heads.layer_numbers import default_taps
 
 Module = TypeVar("Module", bound=Head)
 Raw = Mapping[str, Any]
-"""What a ``config.json`` says."""
+"""The contents of a ``config.json``."""
 Exported = tuple[dict[str, Any], dict[str, Tensor]]
 """``config.json`` and tensors of a folder for another engine."""
 
@@ -100,7 +100,7 @@ class HeadKind(ABC, Generic[Module]):
         return int(raw[self.counted_by]) if self.counted_by else None
 
     def problems(self, raw: Raw) -> list[str]:
-        """What a ``config.json`` asks for that is not supported, in words."""
+        """Unsupported settings of a ``config.json``, in words."""
         del raw
         return []
 

@@ -6,7 +6,7 @@ arXiv 2503.01840):
 
     softmax over  [ q_k(t) . k_0(j), j <= t ;   q_k(t) . k_i(t), i = 1 .. k ],      rotated as position t + i of step i
 
-While drafting, keys and values stand in a cache: those of committed places first, drafted nodes behind them.
+While drafting, keys and values stand in a cache: those of committed places first, drafted nodes after them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTENTION_MASKED = -1e9
 
 
 class Attending(ABC):
-    """How queries, keys and values [B, heads, N, D] become [B, heads, N, D]."""
+    """Computes attention: [B, heads, N, D] from queries, keys and values of that shape."""
 
     @abstractmethod
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...

@@ -1,6 +1,6 @@
 """SpecVLM: EAGLE whose visual columns go through a compressor that is chosen by the question.
 
-Several experts shorten the columns of an image in their own ways. A gate reads the image and the question behind it, and picks
+Several experts shorten the columns of an image in their own ways. A gate reads the image and the question after it, and picks
 one of them: with Gumbel noise and a straight-through gradient in training, the likeliest while drafting. (Huang et al. 2025,
 SpecVLM, arXiv 2509.11815. Its code was not read: shapes of the experts and the gate are ours.)
 

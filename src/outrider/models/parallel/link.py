@@ -47,7 +47,7 @@ class Link(Joint):
         self.share, self.rank, self.is_wired = share, share.rank, is_wired
         self.spans = [Share(rank, share.size).span(vocab_size) for rank in range(share.size)]
         self.on_tell: Callable[[str, Sequence[Any]], object] = lambda *_: None
-        """How the followers of this rank are told what to do."""
+        """Called to tell the followers of this rank what to do."""
         self._group: Any = None
 
     def connect(self, store: Any, device: torch.device) -> None:

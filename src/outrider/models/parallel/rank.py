@@ -57,7 +57,7 @@ class RankShare(Division, Protocol):
 
 @dataclass(frozen=True)
 class Opening(ABC):
-    """Which model is opened, and how: the same on every rank."""
+    """The model to open, and its options, the same on every rank."""
 
     path: str
     size: int
@@ -174,7 +174,7 @@ class Rank:
         self.model = opening.model(config, weights, self.link)
         self.caches: dict[int, Cache] = {}
         self._logits = torch.zeros(0)
-        """Its columns of the latest scores."""
+        """This rank's columns of the latest scores."""
         self._lent: list[list[int]] = []
         self._rounds: dict[int, Any] = {}
         self._graphs: Any = None

@@ -52,7 +52,7 @@ Steps = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the numbers of a storage type lie in its blocks."""
+    """Positions of a storage type's numbers within its blocks."""
 
     low: Field
     middle: int
@@ -157,7 +157,7 @@ def _table(rows: PackedRows, entry: TensorEntry, make: Callable[[], FewBits]) ->
 
 
 def why_not_on_gpu(config: ModelConfig) -> list[str]:
-    """What keeps a GPU from multiplying the matrices of a GGUF file as stored; nothing where it can."""
+    """Why a GPU cannot multiply the matrices of a GGUF file as stored; empty if it can."""
     found = {
         "latent attention in the blocks of a file": config.latent is not None,
         f"heads of {config.head_dim} in the blocks of a file": head_dim_for(config) != config.head_dim,

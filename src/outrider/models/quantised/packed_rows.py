@@ -66,7 +66,8 @@ class PackedRows:
         return parts[0] if len(parts) == 1 else Stacked(tuple(parts))
 
     def part(self, table: Tensor, inputs: tuple[int, int] | None = None) -> Tensor:
-        """The table of a part, on the device of the whole table, because the embedding's device decides which decoder runs."""
+        """The table of a part. It is on the device of the whole table, because the embedding's device decides which decoder
+        runs."""
         matrix = self.matrix(table)
         pieces = matrix.pieces if isinstance(matrix, Stacked) else (matrix,)
         cut = pieces if inputs is None else [with_inputs(piece, *inputs) for piece in pieces]

@@ -49,7 +49,7 @@ class Scaled:
     """Numbers of rows with their own factors, from the first row on. Empty if all rows have the same factor."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        """In float32, or what is wider."""
+        """The tensor times its constant, in float32 or a wider type."""
         tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * self.factor
         return torch.cat([part * factor for part, factor in self._parts(tensor)]) if self.parts else tensor
 

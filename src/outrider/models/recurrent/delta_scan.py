@@ -39,7 +39,7 @@ class DeltaNumbers:
 
 @final
 class PlainDelta(LayerScan):
-    """In PyTorch, in any type. Projections are [q k v | gate | b | a]."""
+    """The scan in PyTorch, for any type. Projections are [q k v | gate | b | a]."""
 
     def __init__(self, shape: ScanShape, numbers: DeltaNumbers) -> None:
         self._shape, self._numbers = shape, numbers

@@ -31,7 +31,7 @@ _DEFAULTS = {
     "mlp_multipliers": (1.0, 1.0),
     "ssm_multipliers": (1.0,) * 5,
 }
-"""What a file may leave out, because transformers fills it in."""
+"""Defaults of transformers for keys that a file may leave out."""
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:

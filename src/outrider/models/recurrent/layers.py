@@ -21,7 +21,7 @@ from outrider.models.recurrent.scan import Reach
 
 @dataclass(frozen=True, eq=False)
 class RecurrentPass:
-    """What all layers of one pass share."""
+    """Values that all layers of one pass share."""
 
     cache: RecurrentCache
     attention: Pass | None

@@ -42,7 +42,7 @@ class MambaNumbers:
 
 @final
 class PlainMamba(LayerScan):
-    """In PyTorch, in any type. Projections are [gate | x B C | dt]."""
+    """The scan in PyTorch, for any type. Projections are [gate | x B C | dt]."""
 
     def __init__(self, shape: ScanShape, numbers: MambaNumbers) -> None:
         self._shape, self._numbers = shape, numbers
@@ -61,7 +61,7 @@ class PlainMamba(LayerScan):
         return torch.addcmul(found.transpose(1, 2), values, numbers.skip[:, None]).flatten(2)
 
     def _times(self, times: Tensor) -> Tensor:
-        """[B, N, heads] how far each head's clock moves."""
+        """[B, N, heads] the time step of each head."""
         times = F.softplus(times + self._numbers.time_bias)
         return times if self._numbers.limit == (0.0, float("inf")) else times.clamp(*self._numbers.limit)
 

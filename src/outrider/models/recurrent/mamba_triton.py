@@ -77,7 +77,7 @@ class TritonMamba(TritonScan[MambaNumbers]):
 
 @triton.jit
 def _time(times, bias, head, valid, low, high):
-    """How far the clocks of heads move."""
+    """The time steps of heads."""
     moved = softplus(tl.load(times + head, valid, 0.0).to(tl.float32) + tl.load(bias + head, valid, 0.0))
     return tl.minimum(tl.maximum(moved, low), high)
 

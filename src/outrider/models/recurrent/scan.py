@@ -26,7 +26,7 @@ from outrider.core.tree import TokenTree
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What the nodes of a pass see of the columns (log, then nodes). All layers share it."""
+    """The columns (log, then nodes) that each node of a pass sees. All layers share it."""
 
     num_nodes: int
     """New nodes, which are the last ones."""
@@ -58,7 +58,7 @@ class Reach:
 
 
 class Fading:
-    """How much of every column is left at every node of a pass, in one layer."""
+    """The decay from every column to every node of a pass, in one layer."""
 
     def __init__(self, reach: Reach, decays: Tensor) -> None:
         totals, dtype = reach.totals(decays), decays.dtype
@@ -95,7 +95,7 @@ def _per_head(scores: Tensor, num_heads: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class DeltaNodes:
-    """What the delta rule is given for N new nodes."""
+    """Inputs of the delta rule for N new nodes."""
 
     keys: Tensor
     """[B, groups, N, K] of length 1."""

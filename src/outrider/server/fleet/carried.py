@@ -19,12 +19,12 @@ from outrider.server.response_store import Shelf, fits, no_item, not_continued
 KEPT = "outrider.kept"
 """Type of the message with a response to store."""
 SHELF = "outrider.shelf"
-"""Where a replica's scope has the shelf."""
+"""Key of the shelf in a replica's scope."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What a request refers to. Plain values, because it is sent to another process."""
+    """The stored responses that a request refers to. Plain values, because they are sent to another process."""
 
     most_bytes: int = 0
     """Bytes of the front door's store; 0 if it stores nothing."""

@@ -102,7 +102,7 @@ class LateMemory(LayerMemory, ABC):
 
 @final
 class OpenMemory(LateMemory):
-    """P-EAGLE's layers. A tree begins with one pass over the newest columns and the open places behind them."""
+    """P-EAGLE's layers. A tree begins with one pass over the newest columns and the open places after them."""
 
     def __init__(self, head: ParallelEagle, max_depth: int) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=len(head.layers))
