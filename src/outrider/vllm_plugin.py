@@ -78,7 +78,7 @@ class SlotDrafting:
         for name in names_in(given["parts"]) if method == _HYBRID else (method,):
             if name not in COPYING and name != method:
                 raise OptionError(
-                    f"a part of a hybrid sees tokens and no scores here, so {name!r} cannot be one; {nearest(name, COPYING)}"
+                    f"in vLLM a part of a hybrid sees tokens but no scores, so {name!r} cannot be one; {nearest(name, COPYING)}"
                 )
             if name not in (*COPYING, _RECYCLING):
                 raise OptionError(f"{name!r} cannot be a proposer of vLLM; {nearest(name, (*COPYING, _RECYCLING))}")
@@ -162,7 +162,7 @@ class SlotDrafting:
 def _recycling_options(given: Mapping[str, Any], num_guesses: int) -> dict[str, Any]:
     fixed = next((name for name in _OF_CHAINS if name in given), None)
     if fixed is not None:
-        raise OptionError(f"{fixed} is {_OF_CHAINS[fixed]} for a proposer of vLLM, which checks chains; leave it out")
+        raise OptionError(f"{fixed} is {_OF_CHAINS[fixed]} for a proposer of vLLM, which verifies chains only; leave it out")
     return {**given, **_OF_CHAINS, "num_tree_nodes": num_guesses}
 
 

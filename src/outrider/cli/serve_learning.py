@@ -44,7 +44,7 @@ def taught(llm: LLM, settings: OnlineSettings, *, dtype: str = "auto", device: s
     if llm.method.drafter.memories:
         return None
     raise OptionError(
-        f"--learn has nothing to teach: method {llm.method_name!r} has no draft model, no heads and no memory; name a draft "
+        f"--learn has nothing to train: method {llm.method_name!r} has no draft model, no heads and no memory; name a draft "
         "with --draft, or a method that learns, as 'eagle3' or 'suffix'"
     )
 

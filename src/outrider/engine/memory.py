@@ -57,7 +57,7 @@ class MemoryModel:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.token_bytes <= 0:
-            raise OptionError("a memory budget needs a model whose cache is known; leave memory_budget out for this one")
+            raise OptionError("a memory budget needs a model with a known cache size; leave memory_budget out for this one")
 
     def bytes_of(self, batch: BatchSize, num_nodes: int) -> int:
         """Upper bound on the bytes of a batch in a round of trees of ``num_nodes``, the root included."""

@@ -44,8 +44,8 @@ def replace_drafter(engine: Engine, batch: Batch | None, method: Method) -> None
     cannot take over running requests: the scheduler lets those be read again."""
     if batch is not None and method.drafter.taps:
         raise CompositionError(
-            f"drafter {type(method.drafter).__name__} reads states of the target that are gone by now; replace only "
-            "drafters that need nothing but tokens (draft models, look-ups), or let running requests end first"
+            f"drafter {type(method.drafter).__name__} reads states of the target that are no longer kept; replace "
+            "only drafters that read tokens alone (draft models, look-ups), or let running requests end first"
         )
     engine.method = Method(method.drafter, method.rule, engine.method.policy)
     if batch is not None:

@@ -41,7 +41,7 @@ def write_checkpoint(
                 replace_file(folder / file.name, partial(shutil.copyfile, file))
     except (OSError, RuntimeError) as error:
         raise ModelError(
-            f"{folder} cannot be written ({error}); the last checkpoint there is whole: make room, then resume"
+            f"{folder} cannot be written ({error}); the last checkpoint is complete: free disk space, then resume"
         ) from error
 
 

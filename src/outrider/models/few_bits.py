@@ -78,7 +78,7 @@ def with_inputs(matrix: Few, begin: int, end: int) -> Few:
     """A range of inputs, for all outputs. Tensors that belong to all inputs stay unchanged."""
     depth, found = matrix.shape[1], dict[str, Tensor]()
     if begin % matrix.unit or end % matrix.unit:
-        raise OptionError(f"inputs {begin} to {end} cut {matrix.unit} inputs that are not parted; use 'bfloat16'")
+        raise OptionError(f"inputs {begin} to {end} cut {matrix.unit} inputs that must stay together; use 'bfloat16'")
     for name, of_outputs in matrix.outputs_at.items():
         tensor: Tensor | None = vars(matrix)[name]
         if tensor is not None and (length := tensor.shape[1 - of_outputs]) > 1:

@@ -84,7 +84,7 @@ class HFModel(AdaptedModel):
         except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
             reason = " ".join(str(error).split())
             if not trust_remote_code and "trust_remote_code" in reason:
-                what = "brings Python code of its own, which is not run unasked"
+                what = "brings Python code of its own, which is not run by default"
                 raise ModelError(f"{folder} {what}; read it, then use trust_remote_code=True (--trust-remote-code)") from error
             why = f"{type(error).__name__}: {reason[:200]}"
             raise ModelError(f"{folder}: transformers cannot open it ({why}); fetch it again, or use another model") from error
@@ -272,7 +272,9 @@ def _last_layer(model: nn.Module, num_layers: int, name: str) -> tuple[nn.Module
         if len(found) > 1:
             model(input_ids=torch.tensor([[1, 2, 3]], device=next(model.parameters()).device))
     except Exception as error:  # transformers raises many kinds, and all of them mean the same here
-        raise ModelError(f"{name}: {type(model).__name__} reads no text alone ({type(error).__name__}); use another") from error
+        raise ModelError(
+            f"{name}: {type(model).__name__} has no text model of its own ({type(error).__name__}); use another"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()

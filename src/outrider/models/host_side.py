@@ -39,7 +39,7 @@ def check_mps() -> None:
     """Refuse Apple's GPU if PyTorch does not support it here."""
     if not torch.backends.mps.is_available():
         why = "this machine has none" if torch.backends.mps.is_built() else "this PyTorch was built without it"
-        raise OptionError(f"device 'mps' is not there ({why}); use cpu, which is the default on a Mac")
+        raise OptionError(f"device 'mps' is not available ({why}); use cpu, which is the default on a Mac")
 
 
 class Away(WrappedTarget[Inner], ABC):

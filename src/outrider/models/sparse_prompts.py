@@ -131,7 +131,7 @@ def _sparse(cache: Cache) -> SparseCache:
 
 def _placing(target: Target) -> PlacingTarget:
     if not isinstance(target, PlacingTarget):
-        what = f"keep_prompt is not available for this target ({type(target).__name__}), which reads prompts without holes"
+        what = f"keep_prompt is not available for this target ({type(target).__name__}), which reads whole prompts"
         raise OptionError(f"{what}; use a model of the lean decoder, or leave keep_prompt out")
     if target.has_windows:
         raise OptionError("keep_prompt is not available for a model with sliding windows, which count slots; leave it out")

@@ -64,7 +64,9 @@ class WordReward(Reward):
         self.llm, self.ask = llm, ask
         self._ids = [_only_token(llm, word) for word in (good, bad)]
         if self._ids[0] == self._ids[1]:
-            raise OptionError(f"{good!r} and {bad!r} begin with the same token, so they tell nothing; choose other words")
+            raise OptionError(
+                f"{good!r} and {bad!r} begin with the same token, so they cannot be told apart; choose other words"
+            )
 
     @torch.inference_mode()
     def score(self, texts: Sequence[str], steps: Sequence[WrittenStep]) -> list[float]:

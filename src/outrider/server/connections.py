@@ -101,7 +101,7 @@ class GuardedProtocol(H11Protocol):
 
     def _time_out(self) -> None:
         if not self._is_asking and not self.transport.is_closing():
-            self._refuse(ApiError(408, f"the headers did not come within {self._door.header_s:g} s; send them at once"))
+            self._refuse(ApiError(408, f"the headers did not come within {self._door.header_s:g} s; send them faster"))
 
     def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.body).encode()

@@ -121,7 +121,7 @@ class Guard:
                     if message["type"] != "http.request" or not message.get("more_body"):
                         break
         except TimeoutError:
-            raise ApiError(408, f"the request's body did not come within {_BODY_S:g} s; send all of it at once") from None
+            raise ApiError(408, f"the request's body did not come within {_BODY_S:g} s; send it faster") from None
         self._tidy.count(size)
         return self._checked(b"".join(chunks))
 

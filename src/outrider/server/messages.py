@@ -45,7 +45,7 @@ def joined_text(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
         return content
     texts = [part.get(_TEXT_FIELDS[kind]) for part in content if (kind := str(part.get("type"))) in _TEXT_FIELDS]
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise ApiError(400, f"only text parts are understood in {param}; send parts of type 'text'", param=param)
+        raise ApiError(400, f"only text parts are supported in {param}; send parts of type 'text'", param=param)
     return "".join(str(text) for text in texts)
 
 

@@ -27,7 +27,7 @@ def refusal_of(errors: Sequence[Mapping[str, Any]], body: Any, known: type[BaseM
     where = ".".join(str(part)[:_LONGEST] for part in _path(worst, body))
     if worst["type"] == "extra_forbidden":
         hint = closest(where, known.model_fields) if known is not None else ""
-        return ApiError(400, f"{where} is no field that is understood here; {hint}leave it out", param=where)
+        return ApiError(400, f"{where} is not a supported field; {hint}leave it out", param=where)
     said = str(worst["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where or 'body'}: {said}", param=where or "body")
 

@@ -58,7 +58,7 @@ class Corpus:
         train = [document for i, document in enumerate(documents) if i not in apart]
         if not train or not apart:
             raise OptionError(
-                f"{len(documents)} documents cannot give {held_out} to judge by and any to learn from; give more data, or a "
+                f"{len(documents)} documents cannot give {held_out} to evaluate with and any to train on; give more data, or a "
                 "smaller held_out"
             )
         return Corpus(train, [documents[i] for i in order[:held_out]])

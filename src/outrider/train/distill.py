@@ -82,9 +82,11 @@ def new_distillation(
 ) -> DistillObjective:
     """The objective of a draft model, from folder names."""
     if draft is None:
-        raise OptionError(f"training {kind!r} begins with a draft model; give --draft")
+        raise OptionError(f"training {kind!r} needs a draft model to start from; give --draft")
     if (kind == "adaspec") != (reference is not None):
-        raise OptionError("adaspec, and only it, compares with a distilled model; give --reference to it alone")
+        raise OptionError(
+            "only adaspec uses a distilled reference model, and it needs one; give --reference with adaspec alone"
+        )
     student = DraftLM.load(draft, target.device)
     teacher = None if reference is None else DraftLM.load(reference, target.device).requires_grad_(False)
     return distillation(kind, student, target, settings, reference=teacher)

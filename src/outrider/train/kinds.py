@@ -69,7 +69,7 @@ def _pretrain(asked: TrainingRequest) -> Objective:
     if asked.draft is not None:
         return _distill(asked)
     if asked.reference is not None:
-        raise OptionError("pretrain compares with nothing; leave --reference out")
+        raise OptionError("pretrain uses no reference model; leave --reference out")
     draft = _fresh(asked)
     return _lean(distillation(asked.kind, draft, asked.target, asked.settings(DistillSettings)), asked)
 

@@ -67,5 +67,5 @@ def _whole_lines(out: Path) -> int:
     if len(whole) != len(data):
         out.write_bytes(whole)
     if whole and not whole.lstrip().startswith(b'{"tokens"'):
-        raise OptionError(f"{out} holds something else than regenerated text; use another --out")
+        raise OptionError(f"{out} does not hold regenerated text; use another --out")
     return whole.count(b"\n")

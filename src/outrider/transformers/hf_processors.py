@@ -99,7 +99,9 @@ def try_processors(processors: Sequence[Any], prompts: PaddedPrompts, vocab_size
             raise OptionError(f"{name} remembers earlier calls, which rejected guesses would spoil; {_REMEDY}")
         whole = processor(prompts.input_ids, scores.clone())
         if not _same(whole, processor(prompts.input_ids, scores.clone())):
-            raise OptionError(f"{name} gives two answers to one question, so guesses cannot be checked with it; {_REMEDY}")
+            raise OptionError(
+                f"{name} gives different results for the same input, so guesses cannot be checked with it; {_REMEDY}"
+            )
         try:
             parts = [_apply_row(processor, prompts, scores, row) for row in range(prompts.num_rows)]
         except Exception as error:  # a processor may raise anything where it misses the other rows

@@ -93,7 +93,7 @@ class Vision:
             hint = f"write {name} once where each image belongs" if count < num_images else "give an image for each"
             raise RequestError(f"the prompt has {count} placeholders {name} for {num_images} images; {hint}")
         if num_images and ids[-1] == self.tokens.token:
-            raise RequestError("the prompt ends with an image; put text behind it (a question, or the chat template)")
+            raise RequestError("the prompt ends with an image; put text after it (a question, or the chat template)")
 
     def _seen(self, pixels: Pixels) -> tuple[EmbeddingRun, Pixels]:
         return self.target.book.run(pixels.key, lambda: (self._features(pixels), None)), pixels

@@ -108,7 +108,7 @@ class NgramMemory(SavedMemory):
         memory = NgramMemory(vocab_size=vocab_size, max_ngram=max_ngram, max_entries=max_entries)
         grams, tokens = arrays["grams"], arrays["tokens"]
         if max(grams.max(initial=-1), tokens.max(initial=-1)) >= vocab_size or arrays["sizes"].sum() != len(tokens):
-            raise ModelError(f"memory file {path} holds what cannot have been learned; delete it and save it again")
+            raise ModelError(f"memory file {path} holds impossible counts; delete it and save it again")
         counted = zip(tokens.tolist(), arrays["counts"].tolist(), strict=True)
         for gram, size in zip(grams.tolist(), arrays["sizes"].tolist(), strict=True):
             known, found = [token for token in gram if token >= 0], dict(islice(counted, size))

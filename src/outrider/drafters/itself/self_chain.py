@@ -43,8 +43,8 @@ def cache_of(context: Context) -> Cache:
     """The target's cache, to which the drafter writes."""
     if context.cache is None:
         raise CompositionError(
-            "this drafter runs part of the target and was not given the target's cache; use it where the target decodes "
-            "ordinarily, and a draft model or a drafter that copies text elsewhere"
+            "this drafter runs part of the target and was not given the target's cache; use a draft model "
+            "here, or a drafter that copies text"
         )
     return context.cache
 

@@ -65,7 +65,7 @@ class SpecEEOptions:
             if not isinstance(value, int) or value < least:
                 raise OptionError(f"{name} = {value!r} is not valid; use a whole number of at least {least}")
         if self.predictor is not None and self.exits is not None:
-            raise OptionError("a predictor brings its own exits; leave exits out, or use num_exits to ask fewer of them")
+            raise OptionError("a predictor brings its own exits; leave exits out, or use num_exits to evaluate fewer of them")
 
 
 @dataclass

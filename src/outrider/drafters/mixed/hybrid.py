@@ -122,7 +122,7 @@ class Hybrid(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter], options: SharingOptions | None = None) -> None:
         if not drafters:
-            raise CompositionError("there is nothing to fuse; name at least one drafter")
+            raise CompositionError("a hybrid needs drafters; name at least one")
         for drafter in drafters:
             if drafter.draws is not Draws.DETERMINISTIC:
                 name = type(drafter).__name__

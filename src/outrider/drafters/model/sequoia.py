@@ -42,7 +42,9 @@ class SequoiaOptions:
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.max_depth < 1:
-            raise OptionError(f"num_nodes = {self.num_nodes}, max_depth = {self.max_depth} is no tree; use at least 1 of each")
+            raise OptionError(
+                f"num_nodes = {self.num_nodes}, max_depth = {self.max_depth} leave no tree; use at least 1 of each"
+            )
         if not self.by_rank or min(self.by_rank) < 0 or sum(self.by_rank) > 1 + 1e-6:
             raise OptionError(f"by_rank = {self.by_rank!r} is not valid; use probabilities that add up to at most 1")
 

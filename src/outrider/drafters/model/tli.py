@@ -41,7 +41,7 @@ class SharedTokens(OtherTokenizerDrafter):
         self._draft_ids = (shared >= 0).nonzero()[:, 0]
         self._target_ids = shared[self._draft_ids]
         if not len(self._draft_ids):
-            raise CompositionError("the two vocabularies share no token; use method 'reencode', which goes by text")
+            raise CompositionError("the two vocabularies share no token; use method 'reencode', which translates text")
         self._draft_id_of = dict(zip(self._target_ids.tolist(), self._draft_ids.tolist(), strict=True))
 
     def _read(self, state: OtherTokenizerState, row: int, tokens: Sequence[int]) -> list[int] | None:

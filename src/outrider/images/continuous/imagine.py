@@ -85,7 +85,7 @@ class ContinuousImages:
         self.grid, self.patch = isqrt(target.shape.num_tokens), isqrt(target.shape.dim)
         if self.grid**2 != target.shape.num_tokens or self.patch**2 != target.shape.dim:
             sizes = f"{target.shape.num_tokens} tokens of {target.shape.dim} numbers"
-            raise ModelError(f"{sizes} are no square image of square grey patches; train with squares of both")
+            raise ModelError(f"{sizes} do not make a square image of square grey patches; train with a square number of both")
 
     @staticmethod
     def load(folder: str | Path, *, draft: str | Path | None = None) -> ContinuousImages:

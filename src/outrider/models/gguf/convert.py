@@ -243,7 +243,7 @@ def _hf_name(file: GGUFFile, family: GGUFFamily, name: str) -> str:
     hf_stem = TOP_NAMES.get(stem) if layer is None else family.block_names.get(stem)
     if hf_stem is None:
         raise ModelError(
-            f"{file.path}: tensor {name!r} has no place in a {family.model_type} model, so this is a variant we do not "
+            f"{file.path}: tensor {name!r} is unknown in a {family.model_type} model, so this is a variant we do not "
             "know; load its Hugging Face checkpoint instead"
         )
     inner = f"{hf_stem}.{kind}" if layer is None else f"layers.{layer}.{hf_stem}.{kind}"

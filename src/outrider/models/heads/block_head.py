@@ -78,9 +78,8 @@ def exported_keys(head: BlockHead, *own: str) -> dict[str, Any]:
     """Config keys that other engines read of every head over a block, without those in ``own``, which only Outrider has."""
     config = head.config
     if 0 in config.taps:
-        raise OptionError(
-            f"{config.kind} heads that read layers {list(config.taps)} have no other format; train with others than 0"
-        )
+        what = f"{config.kind} heads that read layers {list(config.taps)} cannot be exported, because layer 0 is the embedding"
+        raise OptionError(f"{what}; train with layers from 1 on")
     assert config.layer is not None
     return {
         **{key: value for key, value in plain_keys(head).items() if key not in own},

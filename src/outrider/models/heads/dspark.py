@@ -131,7 +131,7 @@ class DsparkKind(HeadKind[DsparkHead]):
         del target_name
         markov = head.markov_head.form
         if form == "vllm" and markov != "vanilla":
-            raise OptionError(f"vLLM reads the vanilla Markov head and this is {markov!r}; use format deepspec")
+            raise OptionError(f"vLLM reads only the vanilla Markov head, and this one is {markov!r}; use format deepspec")
         whole = head.config.draft_vocab_size == head.config.vocab_size
         kept = {name: tensor for name, tensor in state.items() if name != "d2t" or not whole}
         if "lm_head.weight" not in kept:

@@ -183,7 +183,9 @@ def _check_tensors(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], fo
         )
     unknown = sorted(set(state) - set(wanted))
     if unknown:
-        raise ModelError(f"{folder}: tensor {unknown[0]!r} belongs to no such heads; fetch config.json and weights again")
+        raise ModelError(
+            f"{folder}: tensor {unknown[0]!r} does not belong to heads of this kind; fetch config.json and weights again"
+        )
     for name, tensor in state.items():
         if tensor.shape != wanted[name].shape:
             raise ModelError(

@@ -136,7 +136,7 @@ class Head(nn.Module, ABC):
     def glance(self, batch: PackedTexts, share: float) -> PackedTexts:
         """The texts with some positions revealed, about ``share`` times the number of wrong guesses, for kinds that glance."""
         del batch, share
-        raise OptionError(f"{self.config.kind} heads do not glance; leave glance at 0")
+        raise OptionError(f"{self.config.kind} heads cannot learn by glancing; leave glance at 0")
 
     @property
     def frozen(self) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ class SpecvlmKind(VisualKind[SpecvlmHead]):
         names, ratio = names_in(raw.get("visual_experts", DEFAULT_EXPERTS)), int(raw.get("visual_ratio", 4))
         bad = next((name for name in names if name not in EXPERTS), None)
         if bad is not None:
-            raise ModelError(f"visual_experts: {bad!r} is not one; {nearest(bad, EXPERTS)}")
+            raise ModelError(f"visual_experts: {bad!r} is not an expert; {nearest(bad, EXPERTS)}")
         if not names or ratio < 1:
             raise ModelError(
                 f"visual_experts = {list(names)}, visual_ratio = {ratio} are not valid; name one, and use 1 or more"

@@ -22,7 +22,7 @@ def trimmed(head: Head, ids: Tensor) -> Head:
     config, kind = head.config, KINDS[head.config.kind]
     kept = torch.isin(head.target_ids.cpu(), ids).nonzero()[:, 0]
     if not len(kept):
-        raise OptionError(f"{config.kind} heads cannot say any of these tokens; choose them from text of the heads' target")
+        raise OptionError(f"{config.kind} heads cannot produce any of these tokens; choose them from text of the heads' target")
     size = len(kept)
     ours = config.raw.get("outrider", {})
     own = {key: value for key, value in ours.items() if key not in TARGET_FOLDER_KEYS}  # the folder is complete

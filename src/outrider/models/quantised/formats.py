@@ -36,7 +36,7 @@ def format_of(raw: Mapping[str, Any]) -> Format | None:
     try:
         return FORMATS[method_of(raw)](settings)
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        what = f"quantization_config of config.json cannot be understood ({type(error).__name__}: {error})"
+        what = f"quantization_config of config.json cannot be read ({type(error).__name__}: {error})"
         raise ModelError(f"{what}; fetch the file again") from error
 
 
