@@ -24,9 +24,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.acceptance.independent_guesses import IndependentGuessesRule
 from outrider.acceptance.paths import row_at, tree_verdict
 from outrider.acceptance.residual import draw, ratio
-from outrider.acceptance.together import TogetherRule
 from outrider.core.draft import Draft
 from outrider.core.equal_siblings import first_twins
 from outrider.core.interfaces import RowDraft
@@ -40,7 +40,7 @@ _PRECISION = 1e-7
 
 
 @final
-class KSeq(TogetherRule):
+class KSeq(IndependentGuessesRule):
     """Accept the first of k guesses that passes a common test."""
 
     def accept_row(self, row: RowDraft, end: int, guesses: Sequence[int], source: RandomSource) -> tuple[int | None, Tensor]:

@@ -31,9 +31,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.acceptance.independent_guesses import IndependentGuessesRule
 from outrider.acceptance.paths import row_at, tree_verdict
 from outrider.acceptance.residual import draw, ratio, surplus
-from outrider.acceptance.together import TogetherRule
 from outrider.core.draft import Draft
 from outrider.core.equal_siblings import first_twins
 from outrider.core.interfaces import RowDraft
@@ -46,7 +46,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 @final
-class Transport(TogetherRule):
+class Transport(IndependentGuessesRule):
     """Keep the best of k independent guesses. Random number 2 n decides the place of guess n, and number 2 n + 1 whether it is
     accepted if it wins."""
 

@@ -30,7 +30,7 @@ from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowSta
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.scores import Scores
 from outrider.core.side_thread import NotCapturedError, become_side_thread, side_stream
-from outrider.drafters.foreseen import after, after_context, at_the_end, cut, first_path, merged
+from outrider.drafters.expected_end import after, after_context, at_the_end, cut, first_path, merged
 
 
 @dataclass(frozen=True, eq=False)

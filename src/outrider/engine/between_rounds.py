@@ -23,7 +23,7 @@ from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.device.acceptance.coupled import NOTE
-from outrider.engine.walked import path_along, told_rows, verdicts_of
+from outrider.engine.host_verdicts import path_along, told_rows, verdicts_of
 from outrider.models.attention import tree_tiles
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.uploads import sent

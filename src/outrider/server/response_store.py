@@ -247,7 +247,7 @@ def fits(response: Item, said: Sequence[Item], most_bytes: int) -> bool:
 
 
 def not_continued(response_id: str) -> ApiError:
-    """The refusal of a response that is to be continued and is not there."""
+    """The error for a request that continues a response which is not stored."""
     message = f"previous response {_short(response_id)!r} was not found{_GONE}; send the whole conversation as input"
     return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
 

@@ -44,7 +44,7 @@ class Chimera(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import TrigramMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import TrigramMemory  # needs triton
 
         del max_depth
         return TrigramMemory(self.head)

@@ -65,7 +65,7 @@ class Eagle(HeadDrafter):
         )
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import StepMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import StepMemory  # needs triton
 
         del max_depth
         return StepMemory(self.head)

@@ -45,7 +45,7 @@ class Mtp(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import ChainMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import ChainMemory  # needs triton
 
         return ChainMemory(self.head, max_depth)
 

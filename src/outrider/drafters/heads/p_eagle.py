@@ -40,7 +40,7 @@ class BlockDrafting(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import OpenMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import OpenMemory  # needs triton
 
         return OpenMemory(self.head, max_depth)
 

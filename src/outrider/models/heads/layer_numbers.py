@@ -29,6 +29,6 @@ def from_outputs(layers: Sequence[int]) -> list[int]:
 
 
 def both_spellings(taps: Sequence[int]) -> dict[str, Any]:
-    """Keys of an EAGLE ``config.json`` that name the layers for engines of either way of counting."""
+    """Keys of an EAGLE ``config.json`` that name the layers in both ways of counting, one for each engine."""
     nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": as_outputs(taps)}
     return {"eagle_aux_hidden_state_layer_ids": list(taps), "eagle_config": nested, "num_aux_hidden_states": len(taps)}

@@ -2,7 +2,7 @@
 
 Column c of a slot is the target's state of token c with token c + 1. A round finds all columns before its root. Whatever it
 writes after them, for open places or rejected nodes, is overwritten by later columns. Attention is the decoder's
-(``models/attention/tree_triton.py``). Heads with attention over the text are in ``looking.py``.
+(``models/attention/tree_triton.py``). Heads with attention over the text are in ``text_attention.py``.
 """
 
 from __future__ import annotations

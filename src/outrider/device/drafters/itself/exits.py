@@ -89,7 +89,7 @@ class ExitAnswers(Answers):
         return self._target.logits(self._adapt(states, 1, asked.sights))
 
     def _states(self, tokens: Tensor, lengths: Tensor, sights: Sights) -> Tensor:
-        """[B, M, H] states of nodes [B, M] after so many [B] tokens."""
+        """[B, M, H] states of nodes [B, M], which follow texts of [B] tokens."""
         assert self._frame.pages is not None, "the target keeps texts in pages"
         target, rows = self._target, Rows(lengths.int(), self._frame.pages, self._target.page_len)
         step = target.step((len(tokens), tokens.shape[1]), rows, sights, num_slots=target.num_slots)
