@@ -1,7 +1,7 @@
 """Opens the models of ``LLM(...)``. Names and options are checked first, because loading takes long.
 
-A target can be opened whole, divided among processes, or behind a small model that shortens prompts. A draft model can be
-opened in a process of its own. ``api.py`` puts the parts together.
+A target can be opened whole, divided among processes, or with a small model that shortens prompts. A draft model can be opened
+in a process of its own. ``api.py`` puts the parts together.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def is_continuous(folder: str | Path) -> bool:
 
 
 def _inside(folder: Path) -> Path:
-    """The target's folder in a folder of a pair; any other folder itself."""
+    """The target's folder, if the given folder holds a pair; otherwise the given folder."""
     pair = not (folder / "config.json").is_file() and (folder / "target" / "config.json").is_file()
     return folder / "target" if pair else folder
 

@@ -51,7 +51,7 @@ class RankShare(Division, Protocol):
         ...
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """The part as a model of its own."""
+        """The config of this share, as if it were a whole model."""
         ...
 
 
