@@ -116,8 +116,8 @@ class LLM:
         self.method = self._compose_default()
 
     def compose(self, name: str, *, acceptance: str | None = None, policy: str | None = None, **options: Any) -> Method:
-        """Another method on the models already loaded, for the ``method=`` of a call. Without a policy, the draft length is
-        the one that pays (the row's policy, mostly ``adaptive``), or fixed if it is given."""
+        """Another method on the loaded models, for the ``method=`` of a call. Without ``policy``, a given draft length is
+        fixed, and otherwise the method's own policy (mostly ``adaptive``) chooses it."""
         options = opening.with_token_texts(self.codec, name, options)
         if opening.needs_draft(name, options):
             opening.check_vocabularies(self.codec, self.draft_codecs, name, self.model_name)
@@ -147,12 +147,12 @@ class LLM:
         self.method, self._by_name = self._compose_default(), {}
 
     def option(self, name: str) -> Any:
-        """An option of the method as it was asked for; None if it was not."""
+        """The value that was given for an option of the method; None if it was not given."""
         return self._compose_default.keywords.get(name)
 
     @property
     def heads_name(self) -> str | None:
-        """Folder of the heads that the method was made with; None where it has none, or has others by now."""
+        """Folder of the heads that the method was made with; None if it has no heads, or they were replaced."""
         named = self.option("heads")
         if named is None and opening.has_bundled_heads(self.model_name, self.method_name):
             return bundled_path(f"heads/{self.method_name}")
@@ -168,7 +168,7 @@ class LLM:
         self.method, self._by_name = self._compose_default(), {}
 
     def can_compose(self, name: str) -> bool:
-        """Whether a method, with nothing but its defaults, can run on what is loaded."""
+        """Whether a method can run on the loaded models with its default options."""
         return opening.can_run(name, self.model_name, self.target, self.drafts)
 
     def generate(
@@ -181,8 +181,8 @@ class LLM:
         trace: bool = False,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Continue every prompt; results come in the order of the prompts. ``method`` is another one for this call, by name
-        (``"suffix"``) or composed; ``n`` texts of every prompt come one after the other, from the seeds seed, seed + 1 ..."""
+        """Continue every prompt. Results are in the order of the prompts. ``method`` is another method for this call, by name
+        (``"suffix"``) or composed. With ``n``, each prompt gets n texts in a row, with the seeds seed, seed + 1 and so on."""
         requests = self.requests(prompts, params, n=n)
         rounds: list[list[Round]] = [[] for _ in requests]
         steps = self.steps(requests, method=method, traced=trace)
@@ -223,7 +223,7 @@ class LLM:
         method: Method | str | None = None,
         n: int = 1,
     ) -> Iterator[StreamChunk]:
-        """Generate, a chunk per request and round. Text that could still become a stop string is held back."""
+        """Generate, yielding a chunk per request and round. Text that could still become a stop string is held back."""
         requests = self.requests(prompts, params, streaming=True, n=n)
         shown = [0] * len(requests)
         for step in self.steps(requests, method=method):
@@ -242,7 +242,7 @@ class LLM:
     def stream_chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None, **options: Any
     ) -> Iterator[StreamChunk]:
-        """Answer as ``chat`` does, a chunk per conversation and round."""
+        """Answer as ``chat`` does, yielding a chunk per conversation and round."""
         return self.stream([self.reading.chat(one) for one in as_conversations(messages)], params, **options)
 
     def grammar(
@@ -285,14 +285,14 @@ class LLM:
         streaming: bool = False,
         n: int = 1,
     ) -> list[Request]:
-        """Prompts and parameters as the engine takes them, ``n`` requests for each prompt."""
+        """Requests for the engine, ``n`` for each prompt."""
         return requests_of(self.reading, prompts, params, streaming=streaming, n=n)
 
     def _output(self, state: RequestState, rounds: list[Round]) -> RequestOutput:
         return output_of(self.codec, state, rounds, is_invariant=self.target.traits.is_invariant)
 
     def _method_of(self, method: Method | str | None) -> Method:
-        """A method by name is composed once, so that what it learns is kept."""
+        """The method of a call. A method given by name is composed once, so that it keeps what it learns."""
         if isinstance(method, str) and method not in self._by_name:
             self._by_name[method] = self.compose(method)
         return self._by_name[method] if isinstance(method, str) else method or self.method

@@ -1,12 +1,12 @@
-"""The Python API for programs that must not wait: the same calls, awaited.
+"""The asynchronous Python API: the same calls, to be awaited.
 
     llm = AsyncLLM(method="prompt-lookup")
     outputs = await llm.generate("Once upon a time", SamplingParams(max_tokens=64))
     async for chunk in llm.stream("Once upon a time"):
         print(chunk.text, end="")
 
-Passes run in a thread, so the event loop is free meanwhile. Calls take turns; the prompts of one call share passes. A program
-with many clients at once wants ``outrider serve``, where requests of all of them share passes.
+Passes run in a thread, so the event loop is free meanwhile. Calls take turns; the prompts of one call share passes. For a
+program with many clients at once, ``outrider serve`` is better, because requests of all clients share passes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AsyncLLM:
     """An ``LLM`` whose calls are awaited."""
 
     def __init__(self, model: str | None = None, *, llm: LLM | None = None, **options: Any) -> None:
-        """``llm`` is one that is loaded already; otherwise everything is as for ``LLM``, and loads here."""
+        """``llm`` is an already loaded ``LLM``. Without it, the arguments are those of ``LLM``, which is loaded here."""
         self.llm = llm or LLM(model, **options)
         self._turn = asyncio.Lock()
 
@@ -55,6 +55,6 @@ class AsyncLLM:
 
 
 async def _awaited(chunks: Iterator[StreamChunk]) -> AsyncIterator[StreamChunk]:
-    """Each step of a blocking iterator in a thread."""
+    """Iterates over a blocking iterator, each step in a thread."""
     while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
         yield chunk

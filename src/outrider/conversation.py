@@ -1,4 +1,4 @@
-"""One conversation with a memory of its own: what was said, shown and read in it is copied from, and by nobody else.
+"""A conversation with its own memory: drafts are copied from all of its turns and files, which no other conversation can use.
 
 An agent reads a file, edits it, reads it again, and calls tools whose output comes back in the next answer. Its context is cut
 now and then, but the texts come back. So a conversation keeps a suffix memory of all its turns and files, whether or not they
@@ -24,7 +24,7 @@ from outrider.outputs import RequestOutput
 
 @final
 class Conversation:
-    """Turns of one conversation, and what they taught."""
+    """The turns of one conversation, with their memory."""
 
     def __init__(self, llm: LLM, *, files: Sequence[str] = (), method: str = "suffix", **options: Any) -> None:
         """``method`` is `suffix`, or one that has it as a part (`hybrid`); ``options`` are the method's."""
@@ -36,7 +36,7 @@ class Conversation:
         self.messages: list[Message] = []
         """Messages of the next prompt. Cut them as you like: the memory keeps what was in them."""
         self.method = llm.compose(method, memory=self.memory, **options)
-        """Answers are made by it; it reads and writes the memory."""
+        """The method that generates the answers. It reads and writes the memory."""
         for text in files:
             self.remember(text)
 

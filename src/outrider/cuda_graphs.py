@@ -1,8 +1,8 @@
 """Which methods run as captured rounds on a GPU, and the choice between them and the engine.
 
-Target, drafter, rule and policy each declare whether they can be part of a captured round. A method whose parts all can takes
-whole rounds as one graph (``engine/device_lane.py``). Everything else, and every request whose sampling needs the host (a
-logits processor), takes the engine, whose passes are graphs too. The text is the same either way.
+Target, drafter, rule and policy each declare whether they can be part of a captured round. If all parts of a method can, each
+of its rounds is one CUDA graph (``engine/device_lane.py``). Other methods, and requests whose sampling needs the host (a logits
+processor), run on the engine, whose passes are graphs too. The text is the same either way.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 
 _ON_A_CPU = 8
-"""Requests at once where a pass costs what its rows cost, or nobody knows what a row takes."""
+"""Default number of requests at once on a CPU, where the cost of a pass grows with its rows, and where rounds cannot be
+captured."""
 _MOST = 512
 _SPARE = 320
-"""Tokens a row has room for beyond its text."""
+"""Number of tokens that a row has room for after its text."""
 
 
 @final
 class Rounds:
-    """Runs requests on one target, the fastest way there is for a method."""
+    """Runs requests on one target, in the fastest way that a method allows."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -52,7 +53,8 @@ class Rounds:
         yield from run(Engine(self._target, method), requests, max_batch_size=max_batch_size, device_lane=lane)
 
     def _most_rows(self, requests: Sequence[Request]) -> int:
-        """A few on a CPU. A GPU takes all that its pages hold; those that grow longer than most wait for one another."""
+        """Most requests at once: a few on a CPU; on a GPU, as many as its pages hold. If texts grow longer than expected, some
+        wait for others."""
         if self._target.device.type != "cuda" or not self._target.captured_as.traits.can_be_captured:
             return _ON_A_CPU
         lengths = [min(len(one.prompt_ids) + one.params.max_tokens, self._target.max_len) + _SPARE for one in requests] or [1]

@@ -211,7 +211,7 @@ def compose(
     options: Mapping[str, Any] | None = None,
     translation: Translation | None = None,
 ) -> Method:
-    """A method ready to run. Everything that does not fit is refused here, with both sides named."""
+    """A method ready to run. Parts that cannot be combined are refused, with both named."""
     if not target.traits.says_all:
         raise CompositionError(
             "the target has a reduced vocabulary (outrider trim), so it can only draft; use it as draft=, not as model"
@@ -231,7 +231,7 @@ def compose(
 def _build_part(
     name: str, *, target: Target, drafts: tuple[Target, ...], given: Mapping[str, Any], skip_drafts: int = 0
 ) -> Drafter:
-    """The drafter of a row that is part of another. Its guesses are chosen ones."""
+    """The drafter of a row that is part of another row. Its guesses are chosen, not sampled."""
     row = METHODS[name]
     mine = {**(row.defaults or {}), **given}
     left = drafts[skip_drafts:]

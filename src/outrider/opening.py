@@ -1,7 +1,7 @@
-"""What ``LLM(...)`` opens: names and options are checked first, because loading takes long, and then models are opened.
+"""Opens the models of ``LLM(...)``. Names and options are checked first, because loading takes long.
 
-A target can be opened whole, divided among processes, or behind a small model that shortens prompts. A draft model can be
-opened in a process of its own. ``api.py`` puts the parts together.
+A target can be opened whole, divided among processes, or with a small model that shortens prompts. A draft model can be opened
+in a process of its own. ``api.py`` puts the parts together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def needs_draft(method: str, options: Mapping[str, Any]) -> bool:
 
 
 def with_token_texts(codec: TextCodec, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a method with token ids in place of the texts among them."""
+    """The options of a method, with texts replaced by token ids."""
     found = dict(options)
     for option in {text for row in rows_of(method, options).values() for text in row.texts} & set(options):
         texts = [found[option]] if isinstance(found[option], str) else found[option]
@@ -54,8 +54,8 @@ def has_bundled_heads(model_name: str, method: str) -> bool:
 
 
 def with_heads(model_name: str, method: str, options: Mapping[str, Any], loaded: Mapping[str, Head]) -> dict[str, Any]:
-    """Options of a method with what heads need beside their folder. Where no folder is given, the heads are those ``loaded``
-    by kind, or the bundled ones."""
+    """The options of a method, completed for trained heads. If no folder is given, the heads are those already ``loaded`` of
+    this kind, or the bundled ones."""
     found = dict(options)
     headed = next((part for part, row in rows_of(method, options).items() if "heads" in row.needs), None)
     if headed:
@@ -68,7 +68,7 @@ def with_heads(model_name: str, method: str, options: Mapping[str, Any], loaded:
 
 
 def can_run(method: str, model_name: str, target: Target, drafts: Sequence[Target]) -> bool:
-    """Whether a method, with nothing but its defaults, can run on these models."""
+    """Whether a method can run on these models with its default options."""
     row = METHODS[method]
     missing = set(row.needs) - ({"heads"} if has_bundled_heads(model_name, method) else set())
     divided = drafts[:1] if row.needs_draft else [target]
@@ -77,14 +77,14 @@ def can_run(method: str, model_name: str, target: Target, drafts: Sequence[Targe
 
 
 def checked_batch_size(size: int | None) -> int | None:
-    """The size of a batch, which has at least one place. None leaves it to the device."""
+    """The batch size, checked to be at least 1. None leaves it to the device."""
     if size is not None and size < 1:
         raise OptionError(f"max_batch_size = {size} is not valid; use at least 1")
     return size
 
 
 def check_share(keep: float, drafts: Sequence[str]) -> None:
-    """Refuse a share of the prompt that nobody could choose."""
+    """Refuse an invalid share of the prompt, and one that no small model can choose."""
     PromptShare(keep)
     if keep != 1 and not drafts:
         raise OptionError(f"keep_prompt = {keep} needs a small model that chooses among tokens; give draft=, or leave it out")
@@ -140,7 +140,7 @@ def divided(size: int, load: partial[Target], source: Source, *, numerics: str, 
 def open_target(
     load: partial[Target], source: Source, codec: TextCodec, tensor_parallel: int, **options: Any
 ) -> tuple[Target, Vision | None]:
-    """The target, and what reads images where it is a vision-language model."""
+    """The target, and for a vision-language model the part that reads images."""
     if tensor_parallel != 1:
         return divided(tensor_parallel, load, source, **options), None
     path = local_path(source)
@@ -151,7 +151,7 @@ def open_target(
 
 
 def open_drafts(load: partial[Target], names: Sequence[str], *, dtype: str, apart: bool, at_once: int) -> list[Target]:
-    """The draft models; ``apart`` gives each of them a process of its own, ``at_once`` above 1 so many for its layers."""
+    """The draft models. ``apart`` opens each in its own process. With ``at_once`` above 1, so many processes run its layers."""
     if apart and at_once != 1:
         raise OptionError(f"draft_process and draft_parallel = {at_once} both say where the draft runs; leave one of them out")
     load = partial(load, dtype=dtype)
@@ -170,8 +170,8 @@ def _elsewhere(load: partial[Target], name: str) -> Target:
 
 
 def with_sparse_prompts(target: Target, codec: TextCodec, keep: float, drafts: Sequence[str], load: partial[Target]) -> Target:
-    """The target behind a small model that leaves out part of every prompt; the target itself where all is kept. That model,
-    the first draft, is opened once more, as the plain decoder, because only its attention can be looked at."""
+    """The target, reading only the part of every prompt that a small model keeps; the target itself if all is kept. The small
+    model is the first draft, opened again as the plain decoder, because only that one's attention can be read."""
     if keep == 1:
         return target
     from outrider.models.sparse_prompts import SparsePrompts

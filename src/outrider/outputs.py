@@ -24,7 +24,7 @@ class RequestOutput:
     finish_reason: str
     """"stop" or "length"."""
     stats: Stats
-    """What the request took."""
+    """Statistics of the request: passes, guesses, seconds."""
     origins: list[Origin]
     """Where each token came from."""
     logprobs: list[TokenLogprob] | None
@@ -32,24 +32,24 @@ class RequestOutput:
     seed: int
     """The seed that gives the same text again."""
     is_invariant: bool = False
-    """Scores were the same bits whatever shared a pass, so this is the text of the request alone and of plain decoding. False:
-    two tokens that are about equally likely can change places (see docs/lossless.md)."""
+    """Whether scores were the same bits whatever shared a pass. If so, this is exactly the text of plain decoding. If not, a
+    choice between two almost equally likely tokens may differ (docs/lossless.md)."""
     trace: list[Round] = field(default_factory=list)
     """Every round of the request, if a trace was asked for."""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamChunk:
-    """What one round added to one request."""
+    """The additions of one round to one request."""
 
     index: int
-    """Which prompt."""
+    """Index of the prompt."""
     text: str
-    """Text that is new."""
+    """The new text."""
     token_ids: list[int]
-    """Tokens that are new."""
+    """The new tokens."""
     origins: list[Origin]
-    """Where each of them came from."""
+    """Where each of the new tokens came from."""
     output: RequestOutput | None
     """The whole result, on a request's last chunk."""
 
@@ -65,11 +65,11 @@ class BeamOutput:
     num_passes: int
     """Target passes of the whole search."""
     num_levels: int
-    """Levels that the passes settled; plain search needs as many passes."""
+    """Number of levels searched; plain search needs one pass per level."""
 
 
 def output_of(codec: TextCodec, state: RequestState, rounds: list[Round], *, is_invariant: bool) -> RequestOutput:
-    """A finished request as it is handed out: its tokens as text, without the token that ended it."""
+    """The output of a finished request: its text, without the token that ended it."""
     assert state.finish_reason is not None
     text = state.text
     if not isinstance(state.stop_match, str):
@@ -92,7 +92,7 @@ def output_of(codec: TextCodec, state: RequestState, rounds: list[Round], *, is_
 
 
 def held_back(state: RequestState) -> int:
-    """Length of the longest end of the text with which a stop string begins: not to be shown yet."""
+    """Length of the longest suffix of the text that begins a stop string, which must not be shown yet."""
     longest = 0
     for stop in state.params.stop:
         for size in range(1, min(len(stop), len(state.text)) + 1):

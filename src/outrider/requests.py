@@ -1,4 +1,4 @@
-"""Prompts and sampling parameters of a call as the requests that the engine takes."""
+"""Turns the prompts and sampling parameters of a call into requests for the engine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from outrider.vision.prompts import EmbeddedPrompt, Vision
 
 @dataclass(frozen=True, eq=False)
 class PromptReader:
-    """What prompts of one model are read with."""
+    """Reads the prompts of one model."""
 
     codec: TextCodec
     vision: Vision | None
     """None for a model of text."""
     name: str
-    """The model's, for messages."""
+    """The model's name, for error messages."""
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
         """A conversation in the format of the chat template, with the images in it."""
@@ -43,13 +43,13 @@ class PromptReader:
         return messages if self.vision is None else self.vision.written(messages, self.codec.chat_template)
 
     def text(self, prompt: ReadPrompt, what: str) -> list[int]:
-        """A prompt's tokens, for ``what`` reads no images."""
+        """The tokens of a prompt. ``what`` names, in the error, a call that reads no images."""
         if isinstance(prompt, ImagePrompt):
             raise RequestError(f"{what} reads text only; use generate for a prompt with images")
         return token_ids_of(self.codec, prompt)
 
     def seen(self, prompt: ReadPrompt) -> EmbeddedPrompt:
-        """A prompt's tokens, and what the target reads in their place where it has images."""
+        """A prompt's tokens, and the ids that the target reads instead if the prompt has images."""
         if not isinstance(prompt, ImagePrompt):
             return EmbeddedPrompt(token_ids_of(self.codec, prompt), [], ())
         if self.vision is None:
@@ -80,7 +80,7 @@ def requests_of(
 
 
 def _request(reading: PromptReader, prompt: ReadPrompt, params: SamplingParams, *, streaming: bool) -> Request:
-    """A request that decodes its text as it goes only where somebody reads it: a stream, or a stop string."""
+    """A request. Its text is decoded while it grows only if a stream or a stop string needs it."""
     codec, seen = reading.codec, reading.seen(prompt)
     reads = codec.has_tokenizer and (streaming or bool(params.stop))
     stream = codec.new_stream(seen.ids, skip_special_tokens=params.skip_special_tokens) if reads else None

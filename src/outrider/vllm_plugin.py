@@ -3,14 +3,14 @@
     vllm serve MODEL --speculative-config
         '{"method": "custom_class", "model": "outrider.vllm_plugin.SuffixProposer", "num_speculative_tokens": 8}'
 
-vLLM names the class by its path, makes it with its config, and calls ``propose`` after every step with the tokens of every slot
-of its batch. It does not say which request sits in a slot, and moves requests between slots. So a request is recognised by its
-tokens. A state belongs to the slot whose text continues the state's text, and the continuation shows which guesses were right.
-The engine vLLM checks guesses by its own rule, and its text does not change. Options of the method come as JSON in
-``OUTRIDER_VLLM_OPTIONS``. ``register`` is an entry point that vLLM calls when it starts.
+vLLM finds the class by its path, makes an object with its config, and calls ``propose`` after every step with the tokens of
+every slot of its batch. It does not say which request is in a slot, and moves requests between slots. So a request is
+recognised by its tokens. A state belongs to the slot whose text continues the state's text, and the continuation shows which
+guesses were right. The engine vLLM checks guesses by its own rule, and its text does not change. Options of the method come as
+JSON in ``OUTRIDER_VLLM_OPTIONS``. ``register`` is an entry point that vLLM calls when it starts.
 
 Token recycling reads scores too. A proposer receives vLLM's model (``load_model``). The logits of a step are kept until the
-next guesses: a row for the last token of every slot, and one for each guess behind it.
+next guesses: a row for the last token of every slot, and one for each guess after it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COPYING = ("suffix", "prompt-lookup", "ngram-cache", "reference")
 _HYBRID = "hybrid"
 _RECYCLING = "token-recycling"
 _OF_CHAINS = {"num_successors": 1, "recycle_prompt": False}
-"""How token recycling guesses here: vLLM checks chains, and shows no scores of a prompt but the last."""
+"""Options of token recycling here: vLLM verifies chains only, and shows only the last scores of a prompt."""
 _CPU = torch.device("cpu")
 
 
@@ -67,7 +67,7 @@ class _Slot:
 
 @final
 class SlotDrafting:
-    """A drafter for the slots of a batch that somebody else runs."""
+    """A drafter for the slots of a batch that another engine runs."""
 
     def __init__(self, method: str, *, vocab_size: int, num_guesses: int, options: Mapping[str, Any] | None = None) -> None:
         given: dict[str, Any] = {**(options or {}), "num_draft_tokens": num_guesses}
@@ -78,7 +78,7 @@ class SlotDrafting:
         for name in names_in(given["parts"]) if method == _HYBRID else (method,):
             if name not in COPYING and name != method:
                 raise OptionError(
-                    f"a part of a hybrid sees tokens and no scores here, so {name!r} cannot be one; {nearest(name, COPYING)}"
+                    f"in vLLM a part of a hybrid sees tokens but no scores, so {name!r} cannot be one; {nearest(name, COPYING)}"
                 )
             if name not in (*COPYING, _RECYCLING):
                 raise OptionError(f"{name!r} cannot be a proposer of vLLM; {nearest(name, (*COPYING, _RECYCLING))}")
@@ -89,8 +89,9 @@ class SlotDrafting:
         self._slots: list[_Slot] = []
 
     def guesses(self, texts: Sequence[Sequence[int] | None], logits: Tensor | None = None) -> list[list[int]]:
-        """Guesses after each text; none where the text is None. Requests that were here the last time and are not now have
-        ended. ``logits`` [n, V] of the step that wrote the texts: of each slot's last token before it, and of its guesses."""
+        """Guesses after each text; none if the text is None. Requests whose texts are missing, unlike last time, have ended.
+        ``logits`` [n, V] are those of the step that wrote the texts: for each slot, of the last token before the step and of
+        its guesses."""
         known = [None if text is None else self._known(text) for text in texts]
         counts = [1 if slot is None else 1 + len(slot.chain) for slot in known]
         is_whole = logits is not None and len(logits) == sum(counts)  # vLLM may have left guesses out
@@ -104,7 +105,7 @@ class SlotDrafting:
         return [[] if slot is None else self._guess(slot) for slot in taken]
 
     def _known(self, text: Sequence[int]) -> _Slot | None:
-        """The slot of the request that this text is of, which is no longer among those to be found."""
+        """The slot whose text this one continues. It is removed from the known slots."""
         known = [slot for slot in self._slots if slot.is_continued_by(text)]
         if not known:
             return None
@@ -113,7 +114,7 @@ class SlotDrafting:
         return slot
 
     def _take(self, text: Sequence[int], slot: _Slot | None, seen: Tensor | None) -> _Slot:
-        """A slot with this text, told what came since; a new one for a text that nobody knows."""
+        """The slot of this text, updated with the new tokens; a new one if the text is unknown."""
         if slot is not None:
             self._learn(slot, text[len(slot.tokens) :], seen)
             slot.tokens = list(text)
@@ -126,7 +127,7 @@ class SlotDrafting:
         return slot
 
     def _learn(self, slot: _Slot, new: Sequence[int], seen: Tensor | None) -> None:
-        """Tell the drafter which of its guesses came true, and what was scored."""
+        """Tell the drafter which of its guesses were accepted, and the scores."""
         if slot.asked is None or (self.reads_scores and seen is None):
             return
         draft, plan = slot.asked
@@ -142,7 +143,7 @@ class SlotDrafting:
         self.drafter.observe(slot.state, Observation(draft, scores, [path], [len(path) - 1], 0.0, 0.0, plan))
 
     def _guess(self, slot: _Slot) -> list[int]:
-        """The chain of first children: vLLM checks chains."""
+        """The chain of first children, because vLLM verifies chains only."""
         zero = torch.zeros(1, dtype=torch.int64)
         context = Context([slot.tokens], slot.sampler, Noise(zero, zero), _CPU)
         plan = Plan((self._num_guesses,), (self._num_guesses,))
@@ -161,12 +162,12 @@ class SlotDrafting:
 def _recycling_options(given: Mapping[str, Any], num_guesses: int) -> dict[str, Any]:
     fixed = next((name for name in _OF_CHAINS if name in given), None)
     if fixed is not None:
-        raise OptionError(f"{fixed} is {_OF_CHAINS[fixed]} for a proposer of vLLM, which checks chains; leave it out")
+        raise OptionError(f"{fixed} is {_OF_CHAINS[fixed]} for a proposer of vLLM, which verifies chains only; leave it out")
     return {**given, **_OF_CHAINS, "num_tree_nodes": num_guesses}
 
 
 class _Proposer(ABC):
-    """What vLLM makes and calls."""
+    """The class that vLLM makes and calls."""
 
     method: ClassVar[str]
 
@@ -184,7 +185,7 @@ class _Proposer(ABC):
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:
-        """Guesses for every slot; none for one whose prompt is still being read, or whose context is full."""
+        """Guesses for every slot. A slot whose prompt is still being read, or whose context is full, gets none."""
         del slot_mappings
         sizes = [int(num_tokens_no_spec[slot]) for slot in range(len(sampled_token_ids))]
         asks = [len(new) > 0 and size < self._max_len for new, size in zip(sampled_token_ids, sizes, strict=True)]
@@ -193,7 +194,7 @@ class _Proposer(ABC):
         return [guesses[: max(0, self._max_len - size - 1)] for guesses, size in zip(found, sizes, strict=True)]
 
     def load_model(self, model: Any = None, *args: Any, **kwargs: Any) -> None:
-        """vLLM loads a drafter's weights here, of which there are none, and shows the model."""
+        """Called where vLLM loads a drafter's weights. There are none, but it also passes the model."""
         del args, kwargs
         if model is None or not self._drafting.reads_scores:
             return
@@ -237,21 +238,21 @@ class ReferenceProposer(_Proposer):
 
 @final
 class HybridProposer(_Proposer):
-    """``hybrid``: several of these in one tree, places by what came true of each; ``parts`` names them."""
+    """``hybrid``: several of these in one tree, with nodes shared by acceptance; ``parts`` names them."""
 
     method: ClassVar = _HYBRID
 
 
 @final
 class TokenRecyclingProposer(_Proposer):
-    """``token-recycling``: a chain of what the target last said after each token."""
+    """``token-recycling``: a chain of the target's likeliest tokens, as of the last time each token was scored."""
 
     method: ClassVar = _RECYCLING
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes before a model is loaded (entry point ``vllm.general_plugins``): options that
-    cannot be read stop it there, not after minutes of loading."""
+    """Check the options. vLLM calls this in each of its processes before a model is loaded (entry point
+    ``vllm.general_plugins``), so invalid options stop it before minutes of loading."""
     _given_options()
 
 

@@ -97,7 +97,7 @@ def _name(node: ast.expr) -> str:
 _REMEDIES = frozenset(
     "use give fetch leave check name write send correct train convert make pip load choose shorten build try save see call"
     " encode trim process measure open set add remove install order put join download ask start record resume run raise lower"
-    " delete merge read drop draft export replace close keep restart change".split()
+    " delete merge read drop draft export replace close keep restart change free".split()
 )  # fmt: skip
 """Words with which it is said what to do. A part of a sentence begins with one of them, or a helper names the nearest name."""
 _PARTS = re.compile(r"[;:,(] | and | or |, then ")

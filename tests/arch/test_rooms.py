@@ -105,3 +105,14 @@ def test_a_large_room_says_where_each_file_belongs(room: str) -> None:
     named = set(re.findall(r"\w+", guide))
     missing = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
     assert not missing, f"{room}/__init__.py does not say what these are: {sorted(missing)}"
+
+
+def test_the_page_of_the_architecture_names_every_room_and_module() -> None:
+    """Folders of the package at any depth that hold code, and the modules beside them."""
+    package = DRAFTERS.parent
+    page = (package.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+?)/?(?:\.py)?`", page))
+    rooms = {path.parent.relative_to(package).as_posix() for path in package.rglob("*.py")} - {"."}
+    tops = {room for room in rooms if "/" not in room or room.split("/")[0] in ("drafters", "models")}
+    modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("_")}
+    assert not (tops | modules) - named, sorted((tops | modules) - named)

@@ -182,7 +182,7 @@ def test_what_is_taught() -> None:
     assert found is not None and found.install == headed.replace_heads
     found.learner.close()
     assert taught(LLM(method="suffix"), settings) is None
-    with pytest.raises(OptionError, match="nothing to teach: method 'prompt-lookup'"):
+    with pytest.raises(OptionError, match="nothing to train: method 'prompt-lookup'"):
         taught(LLM(method="prompt-lookup"), settings)
     with pytest.raises(OptionError, match="eagle3 heads cannot draft for method 'draft-model'"):
         model.replace_heads(load_head(bundled_path("heads/eagle3")))

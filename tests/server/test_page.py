@@ -42,9 +42,14 @@ def _is_done(status: str) -> str:
     return f"document.getElementById('status').textContent === '{status}'"
 
 
-def test_typed_prompt_becomes_coloured_tokens(served: Served, browser: Browser, tmp_path: Path) -> None:
+def _open(browser: Browser, served: Served) -> None:
+    """Open the page and wait until it knows the methods."""
     browser.open(served.address)
     browser.until("document.getElementById('method').options.length > 3")
+
+
+def test_typed_prompt_becomes_coloured_tokens(served: Served, browser: Browser, tmp_path: Path) -> None:
+    _open(browser, served)
     browser.value("document.getElementById('tokens').value = 60; document.getElementById('guesses').value = 4")
     browser.value("document.getElementById('length').value = 'most'")
     browser.value("document.getElementById('method').value = 'draft-tree'; document.getElementById('prompt').value = ''")
@@ -66,8 +71,7 @@ def test_typed_prompt_becomes_coloured_tokens(served: Served, browser: Browser, 
 
 
 def test_race_finishes_with_identical_texts(served: Served, browser: Browser) -> None:
-    browser.open(served.address)
-    browser.until("document.getElementById('method').options.length > 3")
+    _open(browser, served)
     browser.value("document.getElementById('tokens').value = 40; document.getElementById('go').click()")
     browser.until(_is_done("Done."))
     browser.value("document.getElementById('race').click()")
@@ -81,8 +85,7 @@ def test_race_finishes_with_identical_texts(served: Served, browser: Browser) ->
 
 
 def test_a_forced_length_is_kept_and_the_reason_is_told(served: Served, browser: Browser) -> None:
-    browser.open(served.address)
-    browser.until("document.getElementById('method').options.length > 3")
+    _open(browser, served)
     browser.value("$('length').value = 'exactly'; setLength(); $('guesses').value = 3; $('tokens').value = 30; $('go').click()")
     browser.until(_is_done("Done."))
     assert browser.value("rounds.slice(0, 3).map(round => round.tokens.length - 1)") == [3, 3, 3]
@@ -100,8 +103,7 @@ def test_a_forced_length_is_kept_and_the_reason_is_told(served: Served, browser:
 
 
 def test_requests_at_once_share_passes(served: Served, browser: Browser) -> None:
-    browser.open(served.address)
-    browser.until("document.getElementById('method').options.length > 3")
+    _open(browser, served)
     browser.value("$('many').value = 3; $('tokens').value = 40; $('go').click()")
     browser.until(_is_done("Done."))
     assert browser.value("[...document.querySelectorAll('.answer')].filter(node => node.textContent).length") == 3
@@ -111,8 +113,7 @@ def test_requests_at_once_share_passes(served: Served, browser: Browser) -> None
 
 
 def test_all_methods_race_to_the_same_text(served: Served, browser: Browser) -> None:
-    browser.open(served.address)
-    browser.until("document.getElementById('method').options.length > 3")
+    _open(browser, served)
     browser.value("known.methods = ['plain', 'draft-model', 'draft-tree', 'suffix']; $('tokens').value = 24")
     browser.value("$('race-all').click()")
     browser.until("$('all-result').textContent.includes('4 methods')")
@@ -129,8 +130,7 @@ def test_all_methods_race_to_the_same_text(served: Served, browser: Browser) -> 
 
 
 def test_escape_stops_a_race(served: Served, browser: Browser) -> None:
-    browser.open(served.address)
-    browser.until("document.getElementById('method').options.length > 3")
+    _open(browser, served)
     browser.value("$('race-all').click()")
     browser.until("$('all-result').textContent.includes('Measuring')")
     browser.press("Escape", code=_ESCAPE)
@@ -138,8 +138,7 @@ def test_escape_stops_a_race(served: Served, browser: Browser) -> None:
 
 
 def test_escape_stops(served: Served, browser: Browser) -> None:
-    browser.open(served.address)
-    browser.until("document.getElementById('method').options.length > 3")
+    _open(browser, served)
     browser.value("document.getElementById('tokens').value = 900; document.getElementById('go').click()")
     browser.until("document.querySelectorAll('.answer .t').length > 5")
     browser.press("Escape", code=_ESCAPE)
@@ -147,8 +146,7 @@ def test_escape_stops(served: Served, browser: Browser) -> None:
 
 
 def test_errors_are_told(served: Served, browser: Browser) -> None:
-    browser.open(served.address)
-    browser.until("document.getElementById('method').options.length > 3")
+    _open(browser, served)
     browser.value("document.getElementById('tokens').value = 999999; document.getElementById('go').click()")
     browser.until("document.getElementById('status').textContent.includes('at most 4096')")
 

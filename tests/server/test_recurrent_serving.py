@@ -60,5 +60,5 @@ def test_a_memory_budget_is_refused(llm: LLM) -> None:
     async def work(service: Any, client: Any) -> None:
         raise AssertionError("the server started")
 
-    with pytest.raises(OptionError, match="whose cache is known"):
+    with pytest.raises(OptionError, match="with a known cache size"):
         run(work, llm=llm, memory_budget=1 << 30)

@@ -370,7 +370,7 @@ def test_what_can_never_fit_is_refused_before_it_waits() -> None:
         scheduler.check(Request([1] * 200, SamplingParams(max_tokens=50)), "plain")
     with pytest.raises(OptionError, match="unknown method"):
         scheduler.check(Request([1], SamplingParams()), "plane")
-    with pytest.raises(OptionError, match="cache is known"):
+    with pytest.raises(OptionError, match="known cache size"):
         MemoryModel(0, 512, 1000)
 
 

@@ -55,7 +55,7 @@ def test_addresses_and_damage_are_refused(llava: LLM) -> None:
         assert answer.status_code == 400 and "prompt_logprobs are of text" in answer.text
         parts = [{"type": "image", "image": "/etc/passwd"}]
         answer = await client.post("/v1/chat/completions", json={**body, "messages": [{"role": "user", "content": parts}]})
-        assert answer.status_code == 400 and "only text parts are understood" in answer.text
+        assert answer.status_code == 400 and "only text parts are supported" in answer.text
 
     run(work, llm=llava)
 

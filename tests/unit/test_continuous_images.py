@@ -122,7 +122,7 @@ def test_pixels_undo_the_patches_of_the_recipe() -> None:
 
 def test_refusals(folder: Path) -> None:
     assert is_continuous(folder) and is_continuous(folder / "draft") and not is_continuous(bundled_path("digits/target"))
-    with pytest.raises(ModelError, match="no square image"):
+    with pytest.raises(ModelError, match="do not make a square image"):
         ContinuousImages(Network(ContinuousShape(num_tokens=3, dim=4, width=8, num_layers=1, num_heads=1)))
     with pytest.raises(CompositionError, match="needs a draft model"):
         ContinuousImages.load(folder / "target").imagine([0], way_of("reflect"))

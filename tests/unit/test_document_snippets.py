@@ -1,11 +1,15 @@
 """Programs and commands of the pages: they run as they are printed, with the bundled models for a model's name.
 
+Commands are not run here: the names of programs and options are looked up. Programs and commands stand in fences, where these
+tests find them.
+
 A program that cannot run here says why in a comment above it: ``<!-- not run: REASON -->``.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from functools import cache
 from importlib import import_module
@@ -23,7 +27,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PROGRAM = re.compile(r"^(?:<!-- not run: ([^>]+) -->\n\n)?```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-STANDS_FOR = {"folder-or-hub-name-or-gguf": "target", "model": "target", "MODEL": "target", "draft": "draft", "SMALL": "draft"}
+STANDS_FOR = {
+    **dict.fromkeys(("folder-or-hub-name-or-gguf", "model", "MODEL", "TARGET"), "target"),
+    **dict.fromkeys(("draft", "SMALL", "FIRST", "SECOND"), "draft"),
+    "build/images/mnist/target": "digits/target",
+    "build/images/mnist/draft": "digits/draft",
+}
 """Names of models in the pages, and the bundled ones that stand for them."""
 
 
@@ -59,7 +68,49 @@ def test_every_program_is_counted() -> None:
     """A comment in another form would hide none: the block below it runs."""
     whole = sum(path.read_text(encoding="utf-8").count("```python\n") for path in PAGES)
     assert whole == sum(len(PROGRAM.findall(path.read_text(encoding="utf-8"))) for path in PAGES)
-    assert len(programs()) >= 9
+    assert len(programs()) >= 12
+
+
+def is_program(block: str) -> bool:
+    """Whether a block is Python that imports or calls something."""
+    try:
+        found = ast.walk(ast.parse(block))
+    except SyntaxError:
+        return False
+    return any(isinstance(node, ast.Import | ast.ImportFrom | ast.Call) for node in found)
+
+
+def test_a_program_is_marked_as_one() -> None:
+    """A fence without a language would hide a program from the test that runs them."""
+    assert is_program("from outrider import LLM\nllm = LLM()") and not is_program("y ~ p(. | s)")
+    for path in PAGES:
+        for _, language, block in FENCED.findall(path.read_text(encoding="utf-8")):
+            assert language == "python" or not is_program(block), f"{path.name}: mark this block as python: {block[:60]!r}"
+
+
+def test_commands_stand_in_fences() -> None:
+    """Commands that are only indented would not be looked up."""
+    for path in PAGES:
+        text = FENCED.sub("", path.read_text(encoding="utf-8"))
+        found = re.search(r"(?<=\n\n)    (?:outrider|pip|python|torchrun|make) .*", text)
+        assert not found, f"{path.name}: put this command into a fence: {found[0] if found else ''}"
+
+
+SCRIPT = re.compile(r"\bpython ((?:benchmarks|scripts|recipes|examples)/[\w/]+\.py)((?: +[^`\s|;&#<]+)*)")
+INLINE = re.compile(r"(?<!`)`[^`]+`(?!`)")
+
+
+def test_programs_of_the_repository_exist_with_their_options() -> None:
+    """Records of decisions and lines under measurements are left out: they name the commands of their day."""
+    parsers = "".join(path.read_text() for path in (ROOT / "src" / "outrider" / "cli" / "parsers").glob("*.py"))
+    for path in PAGES:
+        text = re.sub(r"^<small>.*</small>$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        text = INLINE.sub(lambda code: code[0].replace("\n", " "), text.replace("\\\n", " "))
+        for name, rest in [] if path.parent.name == "decisions" else SCRIPT.findall(text):
+            assert (ROOT / name).is_file(), f"{path.name}: there is no {name}"
+            beside = "".join(file.read_text() for file in (ROOT / name).parent.glob("*.py")) + parsers
+            for option in re.findall(r"(?:^|\s)(--[a-z][\w-]*)", rest):
+                assert f'"{option}"' in beside, f"{path.name}: {name} has no option {option}"
 
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

@@ -98,7 +98,7 @@ def test_public_folders_are_read(tmp_path: Path) -> None:
 def test_what_is_not_valid_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="use format deepspec"):
         export_head(new_head(taps=[1, 2]), tmp_path, form="vllm")
-    with pytest.raises(OptionError, match="train with others than 0"):
+    with pytest.raises(OptionError, match="train with layers from 1 on"):
         export_head(new_head(taps=[0, 2]), tmp_path, form="deepspec")
     with pytest.raises(ModelError, match="method 'dflash'"):
         new_head(markov_rank=0)

@@ -179,7 +179,7 @@ def test_dflash_in_other_engines_maths(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(other))
     nested = load_head(tmp_path, TARGET, ends=EmbeddingAndOutput(t["embed_tokens.weight"], torch.ones(32), readout, tied=False))
     assert nested.config.taps == (1, 2) and nested.config.num_layers == 2 and nested.config.mask_token == 3
-    with pytest.raises(OptionError, match="train with others than 0"):
+    with pytest.raises(OptionError, match="train with layers from 1 on"):
         export_head(random_head("dflash", taps=[0, 2]), tmp_path, form="vllm")
 
 

@@ -159,7 +159,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("outrider.models.checkpoint.save_file", full)
-    with pytest.raises(ModelError, match="last checkpoint there is whole"):
+    with pytest.raises(ModelError, match="last checkpoint is complete"):
         save_head(random_head("medusa", seed=1), folder)
     assert (folder / "model.safetensors").read_bytes() == before and not list(folder.glob("*.new"))
 

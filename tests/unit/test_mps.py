@@ -20,7 +20,7 @@ METHODS = ("plain", "best-first", "prompt-lookup")
 def test_a_machine_without_it_says_so() -> None:
     if torch.backends.mps.is_available():
         pytest.skip("this machine has it")
-    with pytest.raises(OptionError, match=r"device 'mps' is not there .*use cpu"):
+    with pytest.raises(OptionError, match=r"device 'mps' is not available .*use cpu"):
         load_model(bundled_path("draft"), device="mps")
 
 

@@ -262,7 +262,7 @@ def test_what_cannot_work_is_refused() -> None:
         OnlineSettings(update_every=0)
     drafter = Medusa(random_head("medusa"))
     engine = Engine(TARGET, method_with(tiny_model(0.3)))
-    with pytest.raises(CompositionError, match="states of the target that are gone"):
+    with pytest.raises(CompositionError, match="states of the target that are no longer kept"):
         replace_drafter(engine, engine.start(requests(1, 0.0)), Method(drafter, engine.method.rule, engine.method.policy))
     with pytest.raises(OptionError, match="busy_share = 0"):
         OnlineSettings(busy_share=0.0)

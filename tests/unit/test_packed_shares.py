@@ -174,7 +174,7 @@ def test_some_inputs_of_planes(tmp_path: Path, kind: str) -> None:
         assert torch.equal(
             with_inputs(planes, begin, end).unpacked(torch.float32), planes.unpacked(torch.float32)[:, begin:end]
         )
-    with pytest.raises(OptionError, match=f"{planes.unit} inputs that are not parted"):
+    with pytest.raises(OptionError, match=f"{planes.unit} inputs that must stay together"):
         with_inputs(planes, 16, 768)
 
 

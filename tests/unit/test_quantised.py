@@ -188,7 +188,7 @@ def test_a_mixture_of_experts_in_mxfp4(tmp_path: Path) -> None:
         ({"quant_method": "hqq"}, "'hqq', which is not supported; .*valid: awq, bitsandbytes"),
         ({"quant_method": "awq", "version": "gemv"}, "layout 'gemv' is not supported, only 'gemm'"),
         ({"quant_method": "awq", "bits": 3}, "3 bits is not supported, only 4"),
-        ({"quant_method": "gptq", "bits": "four"}, "cannot be understood"),
+        ({"quant_method": "gptq", "bits": "four"}, "cannot be read"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "no scheme of weights"),
         (
             {

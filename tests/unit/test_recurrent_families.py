@@ -146,7 +146,7 @@ def test_what_needs_another_decoder_is_refused(options: dict[str, Any], reason: 
         ("bamba", {"mamba_n_heads": 7}, "cannot be divided"),
         ("qwen3_next", {"layer_types": ["full_attention"]}, "layer_types"),
         ("qwen3_next", {"linear_num_value_heads": 5}, "cannot be divided"),
-        ("bamba", {"time_step_limit": "soon"}, "cannot be understood"),
+        ("bamba", {"time_step_limit": "soon"}, "cannot be read"),
     ],
 )
 def test_a_broken_config_is_refused(family: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:

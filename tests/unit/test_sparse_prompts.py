@@ -173,7 +173,7 @@ def test_a_prompt_longer_than_the_reader_is_refused() -> None:
 
 def test_models_without_holes_are_refused() -> None:
     target = sparse_target()
-    with pytest.raises(OptionError, match="reads prompts without holes"):
+    with pytest.raises(OptionError, match="reads whole prompts"):
         SparsePrompts(target, lambda prompt: range(len(prompt)))
     with pytest.raises(OptionError, match="lean decoder to choose"):
         ImportantTokens.of(target, SHARE)

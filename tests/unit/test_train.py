@@ -183,7 +183,7 @@ def test_a_state_that_was_cut_short_is_refused_and_the_checkpoint_stays(tmp_path
     state = tmp_path / "state.pt"
     state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
     before = files_of(tmp_path)
-    with pytest.raises(ModelError, match=r"state\.pt cannot be read .*remove it to begin anew"):
+    with pytest.raises(ModelError, match=r"state\.pt cannot be read .*remove it to start again"):
         train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=SMALL)
     assert files_of(tmp_path) == before and load_head(tmp_path / "medusa", TARGET)
 
@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_the_last_state_whole(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("outrider.train.state.torch.save", full)
-    with pytest.raises(ModelError, match="the state before it is whole"):
+    with pytest.raises(ModelError, match="the previous state is complete"):
         train([objective("medusa")], TARGET, CORPUS, tmp_path, settings=Settings(**{**vars(SMALL), "max_steps": 9}))
     assert (tmp_path / "state.pt").read_bytes() == before
 

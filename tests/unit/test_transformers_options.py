@@ -76,7 +76,7 @@ def test_a_processor_that_remembers_or_mixes_rows_is_refused_by_name() -> None:
         def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
             return scores - scores.mean(0)
 
-    for processor, reason in ((Counting(), "Counting gives two answers"), (Mixing(), "Mixing looks at other rows")):
+    for processor, reason in ((Counting(), "Counting gives different results"), (Mixing(), "Mixing looks at other rows")):
         processors = LogitsProcessorList([processor])  # type: ignore[list-item]
         with pytest.raises(OptionError, match=reason):
             shared().generate(RAGGED, **GREEDY, logits_processor=processors, custom_generate=drop_in.generate())
@@ -91,7 +91,7 @@ def test_a_criterion_that_remembers_or_mixes_rows_is_refused_by_name() -> None:
     def any_row(ids: Tensor, scores: Any, **_: Any) -> Tensor:
         return (ids[:, 0] == 3).any().expand(len(ids))
 
-    for criterion, reason in ((every_other, "every_other gives two answers"), (any_row, "any_row looks at other rows")):
+    for criterion, reason in ((every_other, "every_other gives different results"), (any_row, "any_row looks at other rows")):
         criteria = StoppingCriteriaList([criterion])  # type: ignore[list-item]
         with pytest.raises(OptionError, match=reason):
             shared().generate(RAGGED, **GREEDY, stopping_criteria=criteria, custom_generate=drop_in.generate())

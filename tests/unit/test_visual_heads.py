@@ -168,7 +168,7 @@ def test_a_text_target_has_no_heads_that_see() -> None:
         random_head("vispec", image_token_id=None)
     with pytest.raises(ModelError, match="leaves no column for an image"):
         random_head("vispec", num_visual_queries=1)
-    with pytest.raises(ModelError, match="'pol' is not one; did you mean 'pool'"):
+    with pytest.raises(ModelError, match="'pol' is not an expert; did you mean 'pool'"):
         random_head("specvlm", visual_experts="pol")
 
 

@@ -164,7 +164,7 @@ def test_config_without_a_size(folder: Path) -> None:
         ({"layer_types": ["full_attention"], "sliding_window": 4}, "not 2 layers long"),
         ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "longrope needs 2 factors"),
         ({"rope_parameters": {"rope_type": "linear"}}, "linear rope scaling without a factor"),
-        ({"rope_parameters": "linear"}, "cannot be understood"),
+        ({"rope_parameters": "linear"}, "cannot be read"),
         ({"vocab_size": -1}, "vocab_size = -1"),
     ],
 )
@@ -238,7 +238,7 @@ def test_unknown_dtype_and_device(folder: Path) -> None:
     with pytest.raises(OptionError, match=r"unknown device 'cudda'; did you mean 'cuda'\?"):
         load_model(str(folder), device="cudda")
     if not torch.cuda.is_available():
-        with pytest.raises(OptionError, match="device 'cuda' is not there"):
+        with pytest.raises(OptionError, match="device 'cuda' is not available"):
             load_model(str(folder), device="cuda")
     assert device_of("cpu") == CPU
 

@@ -1,6 +1,6 @@
 """Acceptance rules: each walks a scored tree and decides which guesses become text. One file, one rule.
 
-The proofs (exact enumeration of every rule's output law, and of the known ways to get one wrong) are in
+The proofs enumerate every rule's output law exactly, and show that known mistakes are found. They are in
 ``tests/contract/test_rules_*.py``; the mathematics is in ``docs/lossless.md``.
 """
 

@@ -1,16 +1,16 @@
 """Block verification: the guesses of a chain are judged together, so a weak one can be carried by those after it.
 
 Instead of stopping at the first rejected guess, every prefix of the chain is tested and the longest one that passes is kept.
-Here pi_i is how much of the target's law of the prefix x_1..x_i the draft supplies. The chance of keeping a prefix whose
-extensions were all dropped is h_i. It never keeps fewer guesses on average than token-wise rejection.
+Here pi_i is how much of the target's law of the prefix x_1..x_i the draft supplies. A prefix whose extensions were all dropped
+is kept with probability h_i. On average, the rule keeps at least as many guesses as token-wise rejection.
 
     pi_0 = 1;   pi_i = min(1, pi_{i-1} p(x_i | x_<i) / q(x_i | x_<i))
     S_i = sum_v (pi_i p(v | x_<=i) - q(v | x_<=i))+;   h_i = S_i / (S_i + 1 - pi_i) for i < K;   h_K = pi_K
     tau = max{i : u_i < h_i}, or 0;   y ~ norm((pi_tau p(. | x_<=tau) - q(. | x_<=tau))+), or p if tau = K
 
-Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", arXiv 2403.10444. Lossless for guesses sampled
-from exactly the q that is given here. It stops because of guesses it then throws away, so its numbers must not be
-used again in a later round.
+Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", arXiv 2403.10444. Lossless for guesses sampled from
+exactly the q that is given here. It stops because of guesses that it then drops, so a later round must not use its random
+numbers again.
 """
 
 from __future__ import annotations

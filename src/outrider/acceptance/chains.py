@@ -1,4 +1,5 @@
-"""The walk that the rules of sampled chains share: test guess after guess against q, pay what is owed after a rejection.
+"""The walk that the rules of sampled chains share: test one guess after another against q, and draw from the residual after a
+rejection.
 
     accept x_i  iff  u_i q_i(x_i) < p_i(x_i), or untested;    first rejection: y ~ norm((p_i - q_i)+);    none: y ~ p_{K+1}
 

@@ -2,8 +2,8 @@
 
 The target's token at an output position is its Gumbel-max choice with that position's noise, so the text is fixed by the seed
 and the model before anything is drafted. The walk follows the branch that holds this text, and adds the target's next choice.
-Nothing is assumed about the guesses: they may be sampled, copied, or made with the very same noise, and the better they use it
-the more are right. At temperature 0 the choice is the argmax: the rule is then greedy verification.
+Nothing is assumed about the guesses. They may be sampled, copied, or made with the same noise, which makes more of them right.
+At temperature 0 the choice is the argmax: the rule is then greedy verification.
 
     y(s) = argmax_v log p(v | s) + g_position(v);    follow the child x of s that equals y(s);    end with y(s)
 

@@ -2,8 +2,8 @@
 
 A guess that was chosen rather than sampled (top-k, copied, retrieved) is a draw from a point mass. Rejection sampling with a
 point mass at x accepts x with probability p(x) and otherwise leaves p without x. Siblings are tried in order, each against what
-its elders left; when all are rejected, the rest is drawn from. In distribution this is: draw y ~ p and follow the branch that
-holds y, if there is one.
+its elders left. When all are rejected, the token is drawn from the rest. In distribution this is: draw y ~ p and follow the
+branch that holds y, if there is one.
 
     r <- p
     for child x in order:   accept with probability r(x) / sum(r),   else r(x) <- 0

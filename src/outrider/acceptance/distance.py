@@ -1,8 +1,8 @@
 """How much a rule loses in one step: the total variation between the first token it emits and the target's law.
 
-Two independent ways. ``enumerated_law`` runs the scalar rule through every answer of chance on small laws, for any rule
-and any draft. ``measure`` takes the rule's closed form for one guess, over thousands of contexts of a real model. They
-agree to rounding (tests), and a lossless rule has loss 0 in both.
+It is computed in two independent ways. ``enumerated_law`` runs the scalar rule through every random outcome on small laws, for
+any rule and any draft. ``measure`` uses the rule's closed form for one guess, over thousands of contexts of a real model. Tests
+show that the two agree up to rounding. A lossless rule has loss 0 in both.
 
     TV(out, p) = 1/2 sum_v |out(v) - p(v)|  =  the least probability with which a reader could notice one token
 """
@@ -64,7 +64,7 @@ class Loss:
     kept: Tensor
     """[M] probability that the guess is kept."""
     exact_kept: Tensor
-    """[M] the same for rejection sampling, the most a lossless rule can keep: 1 - TV(p, q)."""
+    """[M] probability that rejection sampling keeps the guess: 1 - TV(p, q). No lossless rule keeps more."""
 
     def __str__(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Fuzzy acceptance: where the draft's law is near enough to the target's, its guess is taken without a test.
+"""Fuzzy acceptance: where the draft's law is near the target's, the guess is accepted without a test. LOSSY.
 
 The gate looks at the two laws of a position and not at the guess: it opens where their distance is at most a threshold.
 Where it is shut, the guess takes the exact test of rejection sampling (the paper replaces it by a draw from p: the same
@@ -9,8 +9,8 @@ law, fewer guesses kept). With threshold 0 only equal laws open the gate, which 
 Holsman et al. 2025, "Fuzzy Speculative Decoding", arXiv 2502.20704. What is lost: out = q where the gate is open, and p where
 it is shut. So TV(out, p) is TV(p, q) or 0. It is at most T by "tv", sqrt(T / 2) by "kl", sqrt(2 T) by "js". The gate "w1"
 bounds how far the meaning moves and not how often the word changes. At temperature 0 both laws are point masses, at distance 0
-(the guess is right) or at the largest distance there is. So the text stays the greedy one while T is below that distance. It is
-log 2 for "js", 1 for "tv", unlimited for "kl", and half the distance of the two embeddings for "w1".
+(the guess is right) or at the largest distance there is. So the text stays the greedy one while T is below that largest
+distance. It is log 2 for "js", 1 for "tv", infinite for "kl", and half the distance of the two embeddings for "w1".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MEASURES = ("js", "kl", "tv", "w1")
 
 @dataclass(frozen=True, eq=False)
 class DivergenceOptions:
-    """Which divergence between draft and target, and how much of it is tolerated."""
+    """The divergence between draft and target, and how much of it is tolerated."""
 
     divergence: str = "js"
     """"js", "kl", "tv", or "w1" over token embeddings."""

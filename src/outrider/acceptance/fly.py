@@ -1,14 +1,14 @@
 """Deferred rejection: a refused guess is kept if the target was undecided there and accepts what follows it. LOSSY.
 
-A target that would have said another word often goes along with the guess all the same. So a refusal is not final where two
-things hold. The target was undecided: the entropy of its likeliest tokens is high. And it corrected nothing: each of the next
-guesses passes the exact test of ``delta``, which judges it behind the refused one.
+A target that would have chosen another token often continues as the draft does all the same. So a refused guess is kept if two
+things hold. The target was undecided: the entropy of its likeliest tokens is high. And the target agrees with what follows:
+each of the next guesses passes the exact test of ``delta``, given the refused guess.
 
     keep x_i  iff  u_i < p(x_i),   or   -sum over the k likeliest of p log p  >=  fly_entropy,
                                         u_j < p(x_j) for j = i+1 .. i+fly_window,   and   p(x_i) > 0
 
 Li et al. 2025, "Training-Free Loosely Speculative Decoding" (FLy), arXiv 2511.22972; the gate of the k likeliest tokens and the
-defaults are those of vLLM's documents. A guess with fewer than ``fly_window`` guesses behind it takes the exact test, so drafts
+defaults are those of vLLM's documents. A guess with fewer than ``fly_window`` guesses after it takes the exact test, so drafts
 must be longer than the window. An infinite ``fly_entropy`` is the exact rule.
 
 What is lost: a kept guess stands for what the target would have said, up to 1 - p(x) in one step. The chance of a mistake
@@ -41,14 +41,14 @@ from outrider.core.verdict import RowVerdict, Verdict
 
 @dataclass(frozen=True)
 class FlyOptions:
-    """When a refusal is taken back."""
+    """When a refused guess is kept after all."""
 
     fly_entropy: float = 0.3
     """Least entropy, in nats, of the target's likeliest tokens; infinite is lossless."""
     fly_window: int = 6
-    """Guesses behind a refused one that must pass the exact test."""
+    """Number of guesses after a refused one that must pass the exact test."""
     fly_top_k: int = 3
-    """How many of the likeliest tokens the entropy is of."""
+    """Number of likeliest tokens over which the entropy is computed."""
 
     def __post_init__(self) -> None:
         if not self.fly_entropy >= 0:
@@ -60,7 +60,7 @@ class FlyOptions:
 
 @final
 class Fly(GatedRule):
-    """Take a refusal back where the target was undecided and goes along."""
+    """Keep a refused guess if the target was undecided and accepts the guesses after it."""
 
     shape: ClassVar = Shape.CHAIN
 
@@ -68,7 +68,7 @@ class Fly(GatedRule):
         self.options = options or FlyOptions()
 
     def limit(self, judged: Tensor) -> Tensor:
-        """Any possible token passes where the target is undecided, and none elsewhere."""
+        """Every token with a positive probability passes where the target is undecided; no token passes elsewhere."""
         best = judged.topk(min(self.options.fly_top_k, judged.shape[-1]), -1).values
         entropy = -torch.where(best > 0, best * best.log(), 0.0).sum(-1)
         return torch.where(entropy >= self.options.fly_entropy, 0.0, math.inf).to(judged.dtype)
@@ -106,7 +106,7 @@ class Fly(GatedRule):
         return super().one_guess(p, q, judged=judged)
 
     def _goes_along(self, tree: TokenTree, passed: Tensor) -> Tensor:
-        """[B, N - 1] whether a whole window of guesses lies behind each one, and all of them pass."""
+        """[B, N - 1] whether a whole window of guesses follows each one, and all of them pass."""
         window, count = self.options.fly_window, passed.shape[1]
         inside = torch.arange(1, count + 1, device=passed.device) <= last_nodes(tree)[:, None]
         sums = torch.nn.functional.pad((passed & inside).long().cumsum(1), (0, window), value=-1)

@@ -1,8 +1,8 @@
 """The exact rule for chosen guesses with a gate in front: a guess the gate lets through is kept outright.
 
-At every node the gate names the least judged probability that passes it; a gate may also look elsewhere (``judge``). A guess
-that does not pass takes the exact test of ``delta``, relaxed by a share. The coin is tossed as if the target had only that much
-probability to give. With a closed gate and a share of 1 nothing is left but the exact rule, number for number.
+At every node the gate sets the smallest judged probability that passes it. A gate may also look at something else (``judge``).
+A guess that does not pass takes the exact test of ``delta``, made easier by a share: the test assumes that the target's
+probabilities add up to that share. With a closed gate and a share of 1 the rule is the exact one, number for number.
 
     for child x in order:   keep if judged(x) >= limit  or  u (share - sum of p over elders) < p(x)
     no child kept:          y ~ p without the children
@@ -11,7 +11,7 @@ One guess x ~ q: a(x) = 1 if judged(x) >= limit else min(1, p(x) / share);   w(x
 
     out(v) = q(v) a(v) + p(v) (sum(w) - w(v))
 
-What is lost: every guess let through by the gate is emitted with the probability it was proposed with, not p's.
+What is lost: a guess that passes the gate is emitted with the probability with which it was proposed, not with p's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A group of codes that look alike is more certain than any of them, so group probabilities of draft and target agree better than
 those of single tokens. The rule ``gsd`` is the published one. It makes a new group around every guess, of the tokens next to it
 in the order of p that are near in p and in the codebook. A rejection is followed by the token-wise residual. The rule
-``gsd-partition`` keeps one partition of the codebook and pays what is owed group by group.
+``gsd-partition`` keeps one partition of the codebook; after a rejection it draws a group from the residual, then a token of it.
 
     gsd            C(x): G/2 tokens on each side of x by p,  |p(v) - p(x)| < p_threshold,  |e_v - e_x|^2 < distance_threshold
                    keep x  with  min(1, p(C) / q(C));     rejection:  y ~ norm((p - q)+)
@@ -109,7 +109,7 @@ class GroupedPartition(RelaxedRule):
         return at(self._sums(p), of[guess]), at(self._sums(q), of[guess])
 
     def owed(self, p: Tensor, q: Tensor, guess: Tensor) -> Tensor:
-        """The surplus of each group, divided within the group in proportion to p."""
+        """The residual of each group, divided within the group in proportion to p."""
         del guess
         of, sums = self.groups(p.shape[1], p.device), self._sums(p)
         share = torch.where(sums > 0, surplus(sums, self._sums(q)) / sums, 0.0)

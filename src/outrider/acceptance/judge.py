@@ -1,7 +1,8 @@
 """Judge decoding: a guess is kept when a trained head finds it harmless, or when the exact rule keeps it.
 
-The head reads the target's law *after* the guess, which is its last state in other clothes (``models/judge_head.py``): the
-target has read the guess already, so this costs no pass. Everything else is the exact rule for chosen guesses.
+The head reads the target's law *after* the guess, which is a function of the target's last hidden state there
+(``models/judge_head.py``). The target has read the guess already, so this costs no pass. Everything else is the exact rule for
+chosen guesses.
 
     keep x  iff  sigmoid(v . log p(. | x) + b) > judge_threshold  and p(x) > 0,   or  u (1 - sum of p over elders) < p(x)
 
@@ -31,7 +32,7 @@ from outrider.models.judge_head import JudgeHead, load_judge
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """Which head, and how sure it must be."""
+    """The head, and how sure it must be."""
 
     judge: str = ""
     """Folder of a head, from `outrider train judge`."""
@@ -56,7 +57,7 @@ class Judge(GatedRule):
         self._least = math.inf if threshold == 1 else -math.inf if threshold == 0 else math.log(threshold / (1 - threshold))
 
     def limit(self, judged: Tensor) -> Tensor:
-        """No probability passes: this gate judges by what follows the guess."""
+        """Infinite, so that no probability passes: this gate judges by the law after the guess."""
         return torch.full(judged.shape[:-1], math.inf, dtype=judged.dtype, device=judged.device)
 
     def judged_by(self, law: Law) -> Tensor:

@@ -1,9 +1,9 @@
-"""k-SEQ: of k independent guesses the first that passes a test made easier for all of them is kept.
+"""k-SEQ: k independent guesses are tested one by one, and the first that passes is kept. One factor scales all tests.
 
 Testing each of k guesses as if it were alone keeps too many: likely tokens come up several times. Rule k-SEQ divides the
 acceptance probability by rho, the smallest factor (at most k) for which the kept guesses supply no more than the target's law.
-What is missing is drawn afterwards. Among several drafts those that agree with the accepted tokens go on together: at the next
-level their guesses are again independent draws from one q.
+If none passes, the token is drawn from the residual. Several drafts may agree with the accepted tokens. They are continued
+together: at the next level their guesses are again independent draws from one q.
 
     beta(rho) = sum_v min(p(v) / rho, q(v));    kept(rho) = 1 - (1 - beta)^k;    rho* = min{rho >= 1 : kept <= rho beta}
     for guess x in order:   accept with probability min(1, p(x) / (rho* q(x)))
@@ -11,8 +11,8 @@ level their guesses are again independent draws from one q.
 
 Sun et al. 2023, "SpecTr: Fast Speculative Decoding via Optimal Transport", arXiv 2310.15141. Lossless for independent siblings,
 duplicates kept. *Proof.* A trial accepts v with probability min(q, p / rho)(v). So v is the first accepted of k with min(q, p /
-rho)(v) kept / beta <= p(v), because kept / beta <= rho and min(q, p / rho) <= p / rho. The rest has mass 1 - kept. The choice
-rho = k always does (kept <= k beta), and a larger rho than needed is exact too, so bisection returns its upper end.
+rho)(v) kept / beta <= p(v), because kept / beta <= rho and min(q, p / rho) <= p / rho. The rest has mass 1 - kept. rho = k
+always satisfies the condition (kept <= k beta). A larger rho than needed is exact too, so bisection returns its upper end.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.acceptance.independent_guesses import IndependentGuessesRule
 from outrider.acceptance.paths import row_at, tree_verdict
 from outrider.acceptance.residual import draw, ratio
-from outrider.acceptance.together import TogetherRule
 from outrider.core.draft import Draft
 from outrider.core.equal_siblings import first_twins
 from outrider.core.interfaces import RowDraft
@@ -40,7 +40,7 @@ _PRECISION = 1e-7
 
 
 @final
-class KSeq(TogetherRule):
+class KSeq(IndependentGuessesRule):
     """Accept the first of k guesses that passes a common test."""
 
     def accept_row(self, row: RowDraft, end: int, guesses: Sequence[int], source: RandomSource) -> tuple[int | None, Tensor]:

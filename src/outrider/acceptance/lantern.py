@@ -1,4 +1,4 @@
-"""LANTERN: a guess is kept for its neighbours' sake too, because near codes look alike.
+"""LANTERN: the probabilities of similar image tokens count for a guess. LOSSY.
 
 The probabilities of the guess's nearest codes are added to its own before the test, as far as a bound allows. LANTERN bounds
 what is added by delta; LANTERN++ by (lambda - 1) times the guess's own probability, so an unlikely guess gains little.
@@ -11,8 +11,8 @@ what is added by delta; LANTERN++ by (lambda - 1) times the guess's own probabil
 
 Jang et al. 2025, arXiv 2410.03355; Park et al. 2025, arXiv 2502.06352; the residual is that of the released code. What is lost:
 delta bounds how far p' of ONE guess is from p. Every guess has its own p', so the emitted law is not within delta of p. For
-example, a draft that knows ten codes of a uniform target's 512 is kept always, at a total variation of 0.98. ``measure`` says
-what is lost.
+example, the target is uniform over 512 codes and the draft over ten of them: every guess is kept, and the total variation is
+0.98. ``measure`` computes the loss.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Lenience: rejection sampling that takes the draft's word a little too often.
+"""Lenience: rejection sampling that accepts guesses up to 1/l times too often. LOSSY.
 
 The draft's law is scaled down by l before it is compared with the target's, so a guess is kept up to 1/l times as often as it
-should be. After a rejection comes what p has beyond the scaled law. With l = 1 this is rejection sampling, number for number.
-At temperature 0 a guess is kept when it is at least l times as likely as the best token.
+should be. After a rejection the token is drawn from the part of p above the scaled law. With l = 1 this is rejection sampling,
+number for number. At temperature 0 a guess is kept when it is at least l times as likely as the best token.
 
     keep x_i  iff  u_i l q_i(x_i) < p_i(x_i);     first rejection: y ~ norm((p_i - l q_i)+);     none: y ~ p_{K+1}
     temperature 0:  keep x_i  iff  x_i is the argmax or  judged(x_i) > l max judged;     rejection: y = argmax
@@ -37,7 +37,7 @@ from outrider.core.verdict import RowVerdict, Verdict
 
 @dataclass(frozen=True)
 class LenientOptions:
-    """How lenient to be."""
+    """Options of the lenient rule."""
 
     lenience: float = 0.5
     """l: no token comes more than 1/l times as often as it should; 1 is exact."""
@@ -75,6 +75,6 @@ class Lenient(LossyRule):
         return OneGuess(supplied + (1 - kept)[..., None] * owed / owed.sum(-1, keepdim=True), kept)
 
     def _near(self, p: Tensor, judged: Tensor) -> Tensor:
-        """[..., V] tokens near enough to the best where only one is possible. The test is strict, so that l = 1 keeps
-        no ties."""
+        """[..., V] tokens that are kept at temperature 0 because they are nearly as likely as the best. The test is strict, so
+        l = 1 keeps no ties."""
         return is_single(p)[..., None] & (judged > self.options.lenience * judged.amax(-1, keepdim=True))

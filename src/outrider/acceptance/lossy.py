@@ -1,8 +1,8 @@
 """Lossy rules keep more guesses than the target's law allows, and can compute how much they lose.
 
-A lossy rule judges guesses by a law. That is p itself, except at temperature 0. There p is a point mass that says nothing of
-the other tokens. So the softmax of the same logits is judged instead, while the token drawn is still p's. Each rule also knows
-in closed form the law of the first token it emits from one guess, and so its own bias.
+A lossy rule judges guesses by a law. That is p itself, except at temperature 0. There p is a point mass that says nothing about
+the other tokens, so guesses are judged by the softmax of the same logits. Tokens are still drawn from p. Each rule also gives
+the law of the first token it emits from one guess in closed form, and so its own bias.
 
     out(v) = P(first emitted token = v | one guess x ~ q);     one-step loss = TV(out, p) = 1/2 sum_v |out(v) - p(v)|
 """
@@ -24,7 +24,7 @@ from outrider.core.verdict import RowVerdict
 
 @dataclass(frozen=True, eq=False)
 class OneGuess:
-    """What a rule makes of one guess drawn from q, in each of M contexts."""
+    """The outcome of a rule for one guess drawn from q, in each of M contexts."""
 
     law: Tensor
     """[M, V] the law of the first emitted token."""

@@ -1,4 +1,4 @@
-"""Which tokens are near each other: distances of code vectors, for rules that forgive a near miss.
+"""Distances between tokens' code vectors, for rules that accept a similar token.
 
 Image tokens are entries of a codebook, so two tokens may differ in number and look alike. Without a codebook a token stands
 at its own number on a line, which suits codes that are sorted (by brightness) and the proofs on toy models.

@@ -48,7 +48,7 @@ def chain_verdict(tree: TokenTree, num_accepted: Tensor, next_token: Tensor) -> 
 
 
 def deepest(tree: TokenTree, entered: Tensor) -> Tensor:
-    """[B] the node where each walk ends; ``entered`` [B, N - 1] is about the guesses, the root is always reached."""
+    """[B] the node where each walk ends. ``entered`` [B, N - 1] has an entry for each guess; the root is always reached."""
     if tree.is_ragged:
         entered = entered & tree.valid[:, 1:]
     lost = (tree.ancestors[:, :, 1:] & ~entered[:, None]).any(-1)

@@ -1,9 +1,9 @@
 """Recursive rejection on trees: siblings are tried one after the other, each against what its elders left of the target.
 
 A rejected guess has used up part of the target's law, and the rest takes its place. The next sibling is tested against that
-rest, with the law *it* was drawn from. If siblings are independent, this is q again: a duplicate is surely rejected, and the
-rest still shrinks. If they were drawn without replacement, it is q without the elder ones. Where a guess is accepted the walk
-goes on below it; where all are rejected, the rest is drawn from.
+rest, with the law *it* was drawn from. For independent siblings this is q again: a duplicate is always rejected, and the rest
+still shrinks. For siblings drawn without replacement it is q without the elder ones. Where a guess is accepted, the walk
+continues below it. Where all are rejected, the token is drawn from the rest.
 
     r <- p;   for child x in order:   accept with probability min(1, r(x) / q'(x)),   else r <- norm((r - q')+)
     independent: q' = q;    without replacement: q' = norm(q without the elder children)
@@ -12,9 +12,8 @@ goes on below it; where all are rejected, the rest is drawn from.
 
 Miao et al. 2023 (SpecInfer, arXiv 2305.09781) for independent siblings; Jeon et al. 2024 (RSD, arXiv 2402.14160) and Chen et
 al. 2024 (Sequoia, arXiv 2402.12374) without replacement. Lossless for both by Corollary B of docs/lossless.md. The rule works
-from the top down. So it may also be used where the number of siblings depends on other branches (a stochastic beam). Siblings
-may also come from different laws, those of drafters that take turns (``core/drafter_turns.py``). On a chain it is token-wise
-rejection.
+from the top down, so the number of siblings may depend on other branches (a stochastic beam). Siblings may also come from
+different laws, when several drafters take turns (``core/drafter_turns.py``). On a chain it is token-wise rejection.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The walk of rules that keep a sampled guess for what it stands for: its neighbours, or its group.
+"""The walk of rules that judge a sampled guess by the probability of its neighbours or of its group. LOSSY.
 
-A relaxed rule says two things of a guess x ~ q: the odds with which it is kept, and what is owed after it was not.
+A relaxed rule defines two things for a guess x ~ q: the odds with which it is kept, and the residual after it was rejected.
 Everything else follows: the walk of one row, the walk of a batch, and the law of the first token in closed form. Siblings are
 tried in order, each against what its elders left, as recursive rejection does; so published LANTERN walks EAGLE's trees.
 
@@ -29,8 +29,8 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import RowVerdict, Verdict
 
 _MOST = 1 << 13
-"""Most numbers of laws that the closed form holds at once. It goes through the guesses that any of the contexts allows, so few
-contexts at a time have few guesses to go through."""
+"""Most numbers of laws that the closed form holds at once. It loops over the guesses that any of the contexts allows, so a few
+contexts at a time need few steps."""
 
 
 class RelaxedRule(LossyRule, ABC):

@@ -1,4 +1,4 @@
-"""The residual: the law that the target is still owed after a rejection, and a draw from it.
+"""The residual: the part of the target's law that is left after a rejection, and a draw from it.
 
 A rejected guess has used up part of the target's law p; the *residual* is the rest, kept unnormalised. It is drawn by an
 exponential race, which needs neither a normaliser nor a logarithm of the weights (zeros are never first).

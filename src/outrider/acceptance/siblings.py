@@ -1,7 +1,7 @@
-"""What the target says of the guesses of a tree, and what it has left after its children at a node were rejected.
+"""The target's probabilities of a tree's guesses, and what is left of its law after the children of a node were rejected.
 
-Siblings are tried in the order they were drawn, so a guess meets only what its *elders*, the earlier children of its
-parent, left over. A guess that repeats an elder's token finds nothing: the elder has used up all that p gives it.
+Siblings are tried in the order they were drawn, so a guess meets only what its *elders*, the earlier children of its parent,
+left over. A guess that repeats an elder's token has probability 0: the elder has used up all that p gives it.
 
     given(x) = p(x | parent of x);    left(x) = share - sum of given over the elders of x
 """
@@ -22,7 +22,8 @@ def given_to(tree: TokenTree, probs: Tensor) -> Tensor:
 def first_accepted(
     tree: TokenTree, given: Tensor, coins: Tensor, *, outright: Tensor | None = None, share: float = 1
 ) -> Tensor:
-    """[B, N - 1] true for the first accepted guess of each parent: by its coin, or ``outright``."""
+    """[B, N - 1] true for the first accepted guess of each parent. A guess is accepted by its random number, or
+    ``outright``."""
     tokens, parents = tree.tokens[:, 1:], tree.parents[:, 1:]
     elder = (parents[:, :, None] == parents[:, None]).tril(-1)  # [b, i, j]: j is an earlier sibling of i
     repeated = (elder & (tokens[:, :, None] == tokens[:, None])).any(-1)

@@ -1,14 +1,14 @@
 """Threshold acceptance: a guess the target finds likely enough is right enough.
 
-A guess is kept outright when the target gives it at least ``threshold_single``; below that, the exact test is made
-easier by dividing the target's probability by ``threshold_acc``. Both at 1 are the exact rule for chosen guesses. It
-is the pair of knobs of SGLang's speculative sampling, and with ``threshold_acc`` = 1 the threshold decoding of others.
+A guess is kept outright when the target gives it at least ``threshold_single``; below that, the exact test is made easier by
+dividing the target's probability by ``threshold_acc``. Both at 1 are the exact rule for chosen guesses. These are the two
+options of SGLang's speculative sampling.
 
     keep x  iff  p(x) >= threshold_single   or   u (threshold_acc - sum of p over elders) < p(x)
 
-What is lost: one step is off by TV <= max(1 - threshold_single, 1 - threshold_acc) when one guess is made. The first holds
-because a guess kept outright replaces at most that much, and the second because a token gets at most p(x) / threshold_acc. At
-temperature 0 the softmax of the logits is judged: a near tie may be emitted instead of the argmax.
+What is lost: with one guess, one step is off by TV <= max(1 - threshold_single, 1 - threshold_acc). A guess kept outright
+replaces at most the first share, and a token gets at most p(x) / threshold_acc. At temperature 0 the softmax of the logits is
+judged: a near tie may be emitted instead of the argmax.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outrider.core.errors import OptionError
 
 @dataclass(frozen=True)
 class ThresholdRuleOptions:
-    """How likely a guess must be."""
+    """The thresholds for keeping a guess."""
 
     threshold_single: float = 1.0
     """A guess with at least this probability under the target is kept outright; 1 is exact."""

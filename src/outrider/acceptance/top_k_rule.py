@@ -1,14 +1,14 @@
 """Top-k acceptance: a guess among the target's k likeliest tokens is right enough.
 
-Blockwise parallel decoding kept a guess when it was one of the k best instead of the best (k = 1: at temperature 0,
-greedy verification). Here a guess outside the best k takes the exact test instead of being refused, so k = 0 is the
-exact rule and nothing is lost by guessing further. Ties with the k-th likeliest token count as among the best.
+Blockwise parallel decoding keeps a guess that is one of the k best tokens; with k = 1 at temperature 0 that is greedy
+verification. Here a guess outside the best k takes the exact test instead of being refused, so k = 0 is the exact rule. Tokens
+tied with the k-th likeliest count as among the best.
 
     keep x  iff  fewer than k tokens have a larger p than x, and p(x) > 0;    else with probability p(x), as ``delta``
 
 Stern, Shazeer & Uszkoreit 2018, "Blockwise Parallel Decoding for Deep Autoregressive Models", arXiv 1811.03115. What is lost: a
-kept guess stands for all the target might have said, so one step is off by up to 1 - p(x) for it. With k = 1 and a sampled
-target that is already the mass outside the top token.
+kept guess x replaces all other tokens of the target, so one step is off by up to 1 - p(x). For a sampled target this is so even
+with k = 1.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Optimal transport: of k independent guesses one is kept as often as any lossless rule can keep one.
 
 A rule that sees k draws of q and keeps one of them supplies every set S of tokens at most as often as S is drawn, 1 - (1 -
-q(S))^k. What is kept must stay below p as well. The best supply is min(p, c q) with the largest c that respects the first
-bound. The rule k-SEQ has the same form with a smaller c, because it decides on each guess before it sees the next.
+q(S))^k. No token may be kept more often than p says, either. The best supply is min(p, c q) with the largest c that respects
+the first bound. The rule k-SEQ has the same form with a smaller c, because it decides on each guess before it sees the next.
 
     tokens in falling order of p / q;   Q_j = q(first j tokens),  P_j = p(first j tokens),  F(x) = 1 - (1 - x)^k
     missing = max_j (P_j - F(Q_j)), at least 0;    c = max_j (P_j - missing) / Q_j;    accepted = 1 - missing
 
-The order gives every token a *place*. Keeping the guess with the first place keeps token j with probability q_j f_j, where
-f_j = (F(Q_j) - F(Q_{j-1})) / q_j is the worth of the place. The token needs q_j n_j, with n_j = min(p_j / q_j, c). Tokens
-with f > n have a surplus, those with f < n a deficit. Laid end to end, the deficits stand beside surpluses of earlier
-tokens. Where surplus i and deficit j overlap, the two exchange places:
+The order gives every token a *place*. If the guess with the first place is kept, token j is kept with probability q_j f_j,
+where f_j = (F(Q_j) - F(Q_{j-1})) / q_j is the worth of the place. The token needs q_j n_j, with n_j = min(p_j / q_j, c). Tokens
+with f > n have a surplus, those with f < n a deficit. Laid end to end, the deficits stand beside surpluses of earlier tokens.
+Where surplus i and deficit j overlap, the two exchange places:
 
     a draw of i takes place j with probability overlap / (q_i (f_i - f_j))
     a draw of j takes place i with probability overlap / (q_j (f_i - f_j))
@@ -31,9 +31,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from outrider.acceptance.independent_guesses import IndependentGuessesRule
 from outrider.acceptance.paths import row_at, tree_verdict
 from outrider.acceptance.residual import draw, ratio, surplus
-from outrider.acceptance.together import TogetherRule
 from outrider.core.draft import Draft
 from outrider.core.equal_siblings import first_twins
 from outrider.core.interfaces import RowDraft
@@ -46,8 +46,9 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 @final
-class Transport(TogetherRule):
-    """Keep the best of k independent guesses. Lane 2 n gives guess n its place; lane 2 n + 1 accepts it if it wins."""
+class Transport(IndependentGuessesRule):
+    """Keep the best of k independent guesses. Random number 2 n decides the place of guess n, and number 2 n + 1 whether it is
+    accepted if it wins."""
 
     def accept_row(self, row: RowDraft, end: int, guesses: Sequence[int], source: RandomSource) -> tuple[int | None, Tensor]:
         p = row.p[end]
@@ -156,7 +157,8 @@ def _before(values: Tensor, start: float) -> Tensor:
 
 
 def _norm(weights: Tensor) -> Tensor:
-    """Scaled to 1. Float32 laws miss it by 1e-7, which running sums would carry to the last places."""
+    """The law scaled to add up to 1. Float32 laws are off by 1e-7, and running sums would carry that error to the last
+    places."""
     return weights / weights.sum(-1, keepdim=True).clamp(min=_TINY)
 
 

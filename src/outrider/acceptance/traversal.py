@@ -1,10 +1,10 @@
 """Traversal verification: the tree is judged from its leaves upwards, so a weak guess can be carried by those below it.
 
 Every node has a *supply*, the probability with which something at or below it must be kept for the output to be exact; a leaf
-is kept with its supply. A leaf that is dropped has used up part of its parent's law, as in recursive rejection. What is left
-decides with which supply and law the parent goes on, first to its next child and at last as a leaf itself. The root is always
-kept. On a chain this is block verification, at depth one recursive rejection; it never keeps fewer guesses on average than the
-latter.
+is kept with its supply. A leaf that is dropped has used up part of its parent's law, as in recursive rejection. The rest gives
+the parent a new supply and law. With these its next child is tried, and after the last child the parent itself, as a leaf. The
+root is always kept. On a chain this is block verification, and at depth one recursive rejection. On average it keeps at least
+as many guesses as recursive rejection.
 
     supply(root) = 1;   supply(child) = min(1, supply(u) p_u(x) / q_u(x))        when it is entered, in draw order
     leaf: keep it with probability supply(leaf), and say y ~ p_leaf
@@ -38,7 +38,7 @@ from outrider.core.verdict import RowVerdict, Verdict
 
 @final
 class Traversal(AcceptanceRule):
-    """Keep the first leaf that passes, from the bottom up."""
+    """Keep the first leaf that passes, starting from the bottom."""
 
     exact_for: ClassVar = (Draws.WITHOUT_REPLACEMENT, Draws.IID)
     shape: ClassVar = Shape.TREE
@@ -127,10 +127,12 @@ class _Walk:
 
 
 def _events(tree: TokenTree) -> list[tuple[Tensor, Tensor]]:
-    """Entering and leaving every node depth first, siblings in order: per step the node of each row, and which of the two.
+    """The steps of a depth-first visit, siblings in order: at each step the node of each row, and whether it is entered or
+    left.
 
-    Counted, not walked, so that nothing waits for the device: a node is entered after its ancestors were, after everything
-    below its and their elder siblings was entered and left. Padding is visited as the root, which does nothing.
+    Step numbers are counted from the tree's shape, so that nothing waits for the device. Before a node is entered, its
+    ancestors were entered, and everything below its and their elder siblings was entered and left. Padding is visited as the
+    root, which does nothing.
     """
     ancestors, parents = tree.ancestors, tree.parents
     ancestors = ancestors & tree.valid[:, :, None]

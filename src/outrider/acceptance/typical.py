@@ -1,15 +1,15 @@
-"""Typical acceptance: a guess is kept when the target finds it not much less likely than its usual surprise.
+"""Typical acceptance: a guess is kept when it is not much less likely than a typical token of the target. LOSSY.
 
-Where the target is sure (low entropy H) a guess must be likely; where many tokens would do, almost any of them does.
-Of the paths kept whole the longest is taken, the likelier one of two, and the token after it is drawn from p. Nothing
-is asked of chance but that token, and nothing of q: any tree will do.
+Where the target is sure (low entropy H) a guess must be likely. Where many tokens are possible, almost any of them passes. The
+longest path of passing guesses is accepted; of equally long ones the likelier. The token after it is drawn from p. The tests
+need neither random numbers nor q, so any tree will do.
 
     keep x  iff  p(x) > min(epsilon, delta exp(-H(p)));     y ~ p after the longest kept path
 
-Cai et al. 2024, "Medusa", arXiv 2401.10774 (epsilon 0.09, delta 0.3 = sqrt(epsilon)). What is lost: the emitted law is
-that of the *guesses* wherever one passes; with one guess x ~ q, out(v) = q(v) [v passes] + p(v) q(those that do not).
-At temperature 0 p is a point mass and only the argmax passes: greedy text is unchanged. With epsilon = delta = inf
-nothing passes, which is plain decoding.
+Cai et al. 2024, "Medusa", arXiv 2401.10774 (epsilon 0.09, delta 0.3 = sqrt(epsilon)). What is lost: where a guess passes, the
+emitted law is that of the *guesses*. With one guess x ~ q, out(v) = q(v) [v passes] + p(v) q(tokens that do not pass). At
+temperature 0 p is a point mass and only the argmax passes: greedy text is unchanged. With epsilon = delta = inf nothing passes,
+which is plain decoding.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from outrider.core.verdict import RowVerdict, Verdict
 
 @dataclass(frozen=True)
 class TypicalOptions:
-    """How surprising a guess may be."""
+    """The thresholds of typical acceptance."""
 
     epsilon: float = 0.09
     """A guess with more than this probability under the target always passes."""
     delta: float = 0.3
-    """In a context of entropy H, one with more than delta exp(-H) passes too."""
+    """In a context of entropy H, a guess with more than delta exp(-H) passes too."""
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):

@@ -1,9 +1,9 @@
-"""Unverified acceptance: a guess that its drafter went on from is kept as it is. LOSSY.
+"""Unverified acceptance: every guess of a chain but the last is kept without a test. LOSSY.
 
-Some drafters go on only where they trust their guess: ``specee`` and ``kangaroo`` end a chain with the first guess they doubt.
-This rule takes their word. Every guess of a chain but the last is kept outright, the last takes the exact test of ``delta``.
-With ``specee`` that is the early exit of its paper (Xu et al. 2025, arXiv 2504.08850), which emits what a trusted exit says;
-the pass of the whole target then only fills the upper layers' cache, for all kept guesses at once.
+Some drafters continue only after guesses they trust: ``specee`` and ``kangaroo`` end a chain with the first guess they doubt.
+This rule trusts them. It keeps every guess of a chain but the last, and the last takes the exact test of ``delta``. With
+``specee`` that is the early exit of its paper (Xu et al. 2025, arXiv 2504.08850), which emits the token of a trusted exit. The
+target's pass then only fills the upper layers' cache, for all kept guesses at once.
 
     keep x  iff  x has a successor in the chain and p(x) > 0,   or  u < p(x)
 
@@ -51,7 +51,7 @@ class Unverified(GatedRule):
         self.options = options or UnverifiedOptions()
 
     def limit(self, judged: Tensor) -> Tensor:
-        """No probability passes: this gate looks at whether the drafter continued."""
+        """Infinite, so that no probability passes: this gate looks at whether the drafter continued."""
         return torch.full(judged.shape[:-1], math.inf, dtype=judged.dtype, device=judged.device)
 
     def gate(self, tree: TokenTree, judged: Tensor) -> Tensor:

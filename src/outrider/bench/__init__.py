@@ -1,4 +1,4 @@
-"""Measurements people can trust: bench, audit, tune, and the simulator that extends them to other machines.
+"""Measurements: bench, audit, tune, and the simulator that predicts speeds on other machines.
 
 ``session.py`` is a whole bench. The rooms are ``audit`` (is it lossless here?), ``peers`` (other engines) and ``surplus``
 (what hidden states know).

@@ -1,8 +1,8 @@
 """The capacity model: replicas for a load and the cost of a million tokens, from the tokens per second of one replica.
 
-If a replica is busy all the time, requests wait for ever. So only a share of its speed is planned for. Everything else is
-division. The speed is measured (``outrider bench``) or projected (``outrider simulate``), and the answer is as good as that
-figure. Reading prompts takes time too. ``replay.py`` simulates arriving and waiting requests, which checks the share.
+If a replica is always busy, queues grow without limit. So only a share of its speed is planned for. The speed is measured
+(``outrider bench``) or predicted (``outrider simulate``), and the answer is as good as that figure. Reading prompts takes time
+too. ``replay.py`` simulates arriving and waiting requests, which checks the share.
 
     replicas = ceil(requests a second x (output / speed + prompt / prompt speed) / utilisation)
     cost of a million tokens = 1e6 x price / (3600 x utilisation x speed)

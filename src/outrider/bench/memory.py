@@ -1,8 +1,8 @@
 """Memory that a method adds: everything its parts refer to, counted by walking the objects.
 
-The size of a process varies with allocators and caches. The memory that an object *keeps alive* does not. So the walk follows
-references from the method and from the drafter's state. It adds up tensors, arrays and containers, each storage once, and
-leaves out what the target holds too. Packed weights without a visible storage are counted by their shape.
+The size of a process varies with allocators and caches; the memory that an object *keeps alive* does not. So references are
+followed from the method and from the drafter's state. Tensors, arrays and containers are added up, each storage once, without
+those that the target also holds. Packed weights without a visible storage are counted by their shape.
 """
 
 from __future__ import annotations

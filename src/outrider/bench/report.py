@@ -14,7 +14,7 @@ from outrider.bench.report_style import STYLE
 from outrider.bench.settings import BASELINE
 from outrider.bench.summary import Line
 from outrider.bench.svg import NUM_COLOURS, Bar, bars, lines
-from outrider.bench.table import interval, size_text
+from outrider.bench.table import costs, interval
 
 _SHOWN = NUM_COLOURS
 """Number of settings in a line plot; the tables hold all."""
@@ -219,12 +219,7 @@ def _cells(line: Line) -> list[str]:
         interval(line.speed, 1),
         f"{line.speedup.value:.2f}x",
         interval(line.speedup),
-        f"{line.tokens_per_pass:.2f}",
-        f"{line.acceptance:.1%}" if line.by_depth else "-",
-        f"{line.waste:.0%}" if line.by_depth else "-",
-        *(f"{line.split[part]:.0%}" for part in ("draft", "verify", "walk", "host")),
-        f"{line.bandwidth_fraction:.0%}",
-        size_text(line.memory),
+        *costs(line),
         f"{line.identical:.0%}",
     ]
 

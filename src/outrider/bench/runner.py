@@ -34,7 +34,7 @@ _WARM_SHARE = 0.35
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How much is measured."""
+    """Rounds, tokens, batch sizes and sampling parameters of a measurement."""
 
     num_rounds: int = 5
     max_tokens: int = 64

@@ -1,6 +1,6 @@
 """Simulates PEARL, in which draft and target work at the same time.
 
-A round takes the longer of the target's pass and the draft's work, which is the token that ends the round and a chain behind
+A round takes the longer of the target's pass and the draft's work, which is the token that ends the round and a chain after
 it. The chain is ready for the next round if this one accepted everything and its end was foreseen. Otherwise ``pearl`` checks
 nothing and emits one token (Liu et al. 2024, PEARL, arXiv 2408.11850), and a row that drafts ``beside`` drafts in turns. So a
 text is a walk between two states, and its expected time is a recursion over both.

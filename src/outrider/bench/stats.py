@@ -55,9 +55,6 @@ class Estimate:
     def from_json(data: dict[str, float]) -> Estimate:
         return Estimate(data["value"], data["low"], data["high"], int(data["rounds"]))
 
-    def overlaps(self, other: Estimate) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 def total(times: Times, quantile: float = 0.5) -> float:
     """Sum over chunks of the median (or another quantile) over rounds."""
@@ -73,7 +70,7 @@ def speed_of(num_tokens: int, times: Times) -> Estimate:
 
 
 def ratio_of(times: Times, baseline: Times) -> Estimate:
-    """How many times faster than the baseline, measured side by side."""
+    """The speed-up over the baseline, measured side by side."""
     table = np.asarray(times, float)
     drawn = _ratios(times, baseline, seed=0)
     return _interval(total(baseline) / total(times), drawn, num_rounds=len(table), freedom=_freedom(table))

@@ -42,21 +42,21 @@ def table(lines: Sequence[Line], skipped: Sequence[Skipped]) -> str:
 
 
 def _row(line: Line, width: int) -> str:
-    split = [f"{line.split[part]:.0%}" for part in ("draft", "verify", "walk", "host")]
     same = f"{line.identical:.0%}" if line.lossless else f"{line.identical:.0%} lossy"
-    cells = [
-        f"{line.speed.value:.1f}",
-        f"{line.speedup.value:.2f}x",
-        interval(line.speedup),
+    cells = [f"{line.speed.value:.1f}", f"{line.speedup.value:.2f}x", interval(line.speedup), *costs(line), same]
+    return f"{line.label:<{width}}" + "".join(f"{text:>{size}}" for text, size in zip(cells, _WIDTHS, strict=True))
+
+
+def costs(line: Line) -> list[str]:
+    """Cells of a line that say what its rounds cost: tokens per pass, accepted and wasted guesses, time, bandwidth, memory."""
+    return [
         f"{line.tokens_per_pass:.2f}",
-        f"{line.acceptance:.0%}" if line.by_depth else "-",
+        f"{line.acceptance:.1%}" if line.by_depth else "-",
         f"{line.waste:.0%}" if line.by_depth else "-",
-        *split,
+        *(f"{line.split[part]:.0%}" for part in ("draft", "verify", "walk", "host")),
         f"{line.bandwidth_fraction:.0%}",
         size_text(line.memory),
-        same,
     ]
-    return f"{line.label:<{width}}" + "".join(f"{text:>{size}}" for text, size in zip(cells, _WIDTHS, strict=True))
 
 
 def interval(value: Estimate, digits: int = 2) -> str:

@@ -1,1 +1,1 @@
-"""What models remember. One file per layout; all keep the promise of ``core.interfaces.Cache``."""
+"""Key-value caches and recurrent states. One file per memory layout; all implement ``core.interfaces.Cache``."""

@@ -1,11 +1,11 @@
 """Keys and values in one block per row: committed tokens first, the nodes of the current tree right after them.
 
-Rows have their own lengths, so row b's node n stands at slot ``lengths[b] + n``. A commit moves the accepted nodes down next to
-the prefix (nothing moves on a chain) and raises the length. Behind it lies garbage, which the mask hides and the next tree
-overwrites. After any commit the first ``lengths[b]`` slots are those a fresh prefill would have written.
+Rows have their own lengths, so row b's node n stands at slot ``lengths[b] + n``. A commit moves the accepted nodes next to the
+prefix (on a chain nothing moves) and raises the length. Slots after the length hold old values, which the mask hides and the
+next tree overwrites. After any commit the first ``lengths[b]`` slots hold what a new prefill would have written.
 
-Rows that leave a batch for good (``narrow``) leave their place to the next that joins: the last rows move into the holes, and
-nothing else does. Copying the whole block instead costs several rounds of a small model.
+When rows leave a batch for good (``narrow``), the last rows move into their places, and rows that join later take the space at
+the end. Copying the whole block instead would cost as much as several rounds of a small model.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from outrider.core.interfaces import Cache
 _GROWTH = 256
 """Slots are added in blocks of this many, and at least by half: growing copies everything."""
 _MOST_SPARE = 4
-"""Times as many rows as are used that a block may have before it is copied into a smaller one."""
+"""Most rows of a block per row in use. A block with more is copied into a smaller one."""
 
 
 @final
 class ContiguousCache(LayeredCache):
     """One block [L, sides, B, Hkv, S, D] for all layers; ``keys`` and ``values`` are its [B, Hkv, S, D] views per layer.
 
-    ``store`` is the memory it is the first B rows of."""
+    The block is the first B rows of the memory ``store``."""
 
     def __init__(self, block: Tensor, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
@@ -41,7 +41,8 @@ class ContiguousCache(LayeredCache):
     def empty(
         num_layers: int, shape: tuple[int, int, int], *, dtype: torch.dtype, device: torch.device, sides: int = 2
     ) -> ContiguousCache:
-        """No tokens yet; ``shape`` is (batch size, key-value heads, head size). One side: keys are values too."""
+        """A cache without tokens. ``shape`` is (batch size, key-value heads, head size). With one side, keys serve as values
+        too."""
         batch_size, num_heads, head_dim = shape
         block = torch.zeros(num_layers, sides, batch_size, num_heads, 0, head_dim, dtype=dtype, device=device)
         return ContiguousCache(block, [0] * batch_size)
@@ -61,7 +62,7 @@ class ContiguousCache(LayeredCache):
         self.keys, self.values = list(self.block[:, 0].unbind(0)), list(self.block[:, -1].unbind(0))
 
     def reserve(self, num_nodes: int, *, start: int = 0) -> None:
-        """Room for a tree of ``num_nodes`` after every row; also fixes where ``write`` puts nodes ``start``.. of it."""
+        """Make room for a tree of ``num_nodes`` after every row. The next ``write`` puts nodes ``start``.. of it there."""
         needed = max(self.lengths) + num_nodes
         if needed > self.capacity:
             grown = max(needed, self.capacity + self.capacity // 2)
@@ -75,7 +76,8 @@ class ContiguousCache(LayeredCache):
         return min(self.lengths) == max(self.lengths)
 
     def write(self, layer: int, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Put the new nodes' [B, Hkv, N, D] into a layer; returns its keys and values up to the last used slot."""
+        """Write the new nodes' keys and values [B, Hkv, N, D] of a layer. Returns all of the layer's, up to the last used
+        slot."""
         all_keys, all_values = self.keys[layer], self.values[layer]
         longest = max(self.lengths)
         end = longest + self._nodes[1]

@@ -1,12 +1,12 @@
-"""Pages of keys and values, and who uses which.
+"""A pool of pages of keys and values, with the number of users of each page.
 
-A ``PagePool`` is one block of pages with a count of users each. It grows by half, up to ``max_pages``, and gives its memory
-back when nobody has a page. Graphs that hold its address look at ``version``, or ask for enough at once (``hold``): such a pool
-keeps its memory, and asks for beginnings back before it grows. Who reads or writes pages holds ``lock``, so that several
-threads may use one model.
+A ``PagePool`` is one block of pages, with a user count for each. It grows by half, up to ``max_pages``, and frees its memory
+when no page is used. CUDA graphs hold the block's address. They check ``version`` for a move, or reserve enough pages in
+advance (``hold``). A pool with reserved pages keeps its memory, and before it grows it asks for the pages of stored prefixes
+back. Whoever reads or writes pages holds ``lock``, so that several threads can use one model.
 
-Numbers may be stored in fewer bits than the model's (``core/key_storage.py``). Their scales are then a second block, which
-grows, moves and is copied as the first one.
+Numbers may be stored in fewer bits than the model's type (``core/key_storage.py``). Their scales are then a second block, which
+grows, moves and is copied with the first.
 
     users(page) = rows + runs that hold it;     free  iff  users = 0;     written only while users = 1
     bytes(page) = sides * layers * key heads * T * (head size * bytes per number + bytes of a scale)
@@ -28,11 +28,11 @@ from outrider.core.errors import RequestError
 from outrider.core.key_storage import OWN, KeyStorage
 
 PAGE_LEN = 64
-"""Tokens of a page, unless another number is asked for."""
+"""Default number of tokens per page."""
 _FIRST = 16
-"""Pages to begin with, unless another number is asked for; so many are kept when nobody has a page."""
+"""Default number of pages at the start. As many are kept when no page is used."""
 _ALIGNED = 64
-"""Bytes; a line of the processor's cache."""
+"""Alignment in bytes: a cache line of the processor."""
 
 
 class LayerPages(NamedTuple):
@@ -42,15 +42,15 @@ class LayerPages(NamedTuple):
     """[P, Hkv, T, D]"""
     values: Tensor
     key_scales: Tensor | None = None
-    """[P, Hkv, T] float32 what codes are multiplied with; None where numbers are as they are."""
+    """[P, Hkv, T] float32 scales of the codes; None if numbers are stored as they are."""
     value_scales: Tensor | None = None
     dtype: torch.dtype | None = None
-    """The model's type, where codes have another."""
+    """The model's type, if codes are stored in another."""
 
 
 @final
 class PagePool:
-    """[L, sides, P, Hkv, T, D] keys and values, and who uses which page."""
+    """A block of pages [L, sides, P, Hkv, T, D] of keys and values, with the number of users of each page."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class PagePool:
         sides: int = 2,
         first_pages: int = _FIRST,
     ) -> None:
-        """``shape`` is (layers, key-value heads, head size). One side: keys are values too. ``first_pages``: to begin with."""
+        """``shape`` is (layers, key-value heads, head size). With one side, keys serve as values too. ``first_pages`` is the
+        initial size."""
         num_layers, num_heads, head_dim = shape
         self.page_len, self.max_pages, self._first_pages = page_len, max_pages, first_pages
         self.version = 0
@@ -72,9 +73,10 @@ class PagePool:
         self.blocks = [torch.zeros(num_layers, sides, 0, num_heads, page_len, head_dim, dtype=dtype, device=device)]
         """The numbers, and their scales [L, sides, P, Hkv, T, 1] if they have any."""
         self.reclaim: Callable[[int], object] = lambda _: None
-        """Asked to give back pages that are kept without need, until so many are free."""
+        """Called with a number of pages. It frees pages that no request needs until so many are free."""
         self.told: Callable[[str, tuple[Any, ...]], object] = lambda *_: None
-        """Told what happens to the block beside passes, as calls of this class, for who keeps other heads of the same texts."""
+        """Called with every operation on the block outside passes (a method's name and its arguments). Another process that
+        keeps other heads of the same texts repeats them."""
         self.lock = RLock()
         self._is_held = False
         self._uses: list[int] = []
@@ -104,7 +106,7 @@ class PagePool:
         return len(self._free)
 
     def has_room(self, num_pages: int) -> bool:
-        """Whether so many pages are there that nobody needs."""
+        """Whether so many pages are free, or could be freed."""
         if num_pages > len(self._free) and (self._is_held or self._limit_is_near(num_pages)):
             self.reclaim(num_pages)
         return num_pages <= len(self._free)
@@ -135,21 +137,21 @@ class PagePool:
         return self.storage.restored(found, scales[0][..., 0], self.dtype) if scales else found
 
     def uses(self, page: int) -> int:
-        """Rows and runs that hold a page."""
+        """Number of rows and runs that hold a page."""
         return self._uses[page]
 
     def pages_for(self, num_slots: int) -> int:
         return -(-num_slots // self.page_len)
 
     def hold(self, num_pages: int) -> None:
-        """Have at least so many pages from now on."""
+        """Reserve at least so many pages from now on."""
         with self.lock:
             self._is_held = True
             if num_pages > self.num_pages:
                 self._resize(num_pages)
 
     def take(self, count: int) -> list[int]:
-        """Pages nobody uses, now used once."""
+        """Take free pages. Each then has one user."""
         with self.lock:
             if count and not self.has_room(count):
                 self._grow(count - len(self._free))
@@ -173,7 +175,7 @@ class PagePool:
                 self._forget_all()
 
     def copied(self, page: int) -> int:
-        """A page of one's own instead of a shared one: the same numbers, and one user less there."""
+        """A new page with the same numbers and a single user. The shared page loses a user."""
         with self.lock:
             (own,) = self.take(1)
             self.copy(own, page)
@@ -187,7 +189,8 @@ class PagePool:
             block[:, :, to] = block[:, :, source]
 
     def move(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copy tokens: to which page and place, then from which page and place, one after the other."""
+        """Copy tokens one after the other. The arguments are target page and place, then source page and place, of each
+        token."""
         if moves:
             self.told("move", (moves,))
         for page, place, old_page, old_place in moves:
@@ -216,7 +219,7 @@ class PagePool:
         return self.max_pages is not None and self.num_used + num_pages > self.max_pages
 
     def _forget_all(self) -> None:
-        """Nobody has a page: memory of a long text goes back."""
+        """No page is used any more: free the memory of long texts."""
         self.blocks = [block[:, :, :0].clone() for block in self.blocks]
         self._uses, self._free = [], []
         self.version += 1
@@ -251,6 +254,6 @@ class PageRun:
         weakref.finalize(self, pool.release, self.pages)
 
     def first(self, length: int) -> PageRun:
-        """A beginning of it."""
+        """The first ``length`` tokens of this run, as a run of its own."""
         assert length <= self.length, "a run cannot be lengthened"
         return PageRun(self.pool, self.pages, length)

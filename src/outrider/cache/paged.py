@@ -1,13 +1,13 @@
-"""Keys and values in pages of equal size: rows that begin alike share memory, and nobody holds more than a page too much.
+"""Keys and values in pages of equal size. Rows with the same prefix share memory, and a row wastes less than a page.
 
 A ``PagedCache`` holds a list of pages of a pool (``cache/page_pool.py``) per row; slot s of a row is place s mod T of page s
-div T. Forking, joining and lending a beginning (``PageRun``) copy lists and raise counts. A page with several users is copied
-before it is written (*copy on write*), so what others see never changes. Pages as memory of attention: Kwon et al. 2023,
-"PagedAttention" (arXiv 2309.06180). The GPU's kernels and the CPU's native pass read them through the table.
+div T. Forking, joining and sharing a prefix (``PageRun``) copy page lists and raise user counts. A page with several users is
+copied before it is written (*copy on write*), so what others see never changes. Paged key-value memory is from Kwon et al.
+2023, "PagedAttention" (arXiv 2309.06180). GPU kernels and the CPU's native pass read pages through the table.
 
-The contract, for whoever shares beginnings: ``run = cache.run(row, length)`` keeps the first ``length`` tokens alive whatever
-the row does. ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with them, at no cost but the last page (when
-a row first writes into one that is not full). A run goes back when nobody refers to it.
+How to share a prefix: ``run = cache.run(row, length)`` keeps the first ``length`` tokens of a row alive, whatever happens to
+the row. ``PagedCache.of_runs(pool, [run, ...])`` is a cache whose rows begin with these runs. It copies at most a run's last
+page, when a row first writes into it and it is not full. A run's pages are released when nothing refers to the run any more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PagedCache(LayeredCache):
     """Rows of pages. Lengths and tables are kept on the host; ``table`` is what kernels read."""
 
     def __init__(self, pool: PagePool, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
-        """Takes over one use of every page named."""
+        """The rows become users of the given pages, in place of the caller."""
         self.pool = pool
         self.pages = [list(row) for row in pages]
         self.lengths = list(lengths)
@@ -56,7 +56,7 @@ class PagedCache(LayeredCache):
         return PagedCache(pool, [run.pages for run in runs], [run.length for run in runs])
 
     def run(self, row: int, length: int | None = None) -> PageRun:
-        """The row's first ``length`` committed tokens, all of them by default, for others to begin with."""
+        """The row's first ``length`` committed tokens (by default all), as a prefix for other rows."""
         length = self.lengths[row] if length is None else length
         assert length <= self.lengths[row], "only committed tokens can be lent"
         return PageRun(self.pool, self.pages[row], length)
@@ -72,7 +72,7 @@ class PagedCache(LayeredCache):
         self._nodes, self._index = (start, num_nodes), None
 
     def reserve_each(self, sizes: Sequence[int]) -> None:
-        """Room for so many nodes after the committed tokens of each row, for passes that write no padding."""
+        """Make room for so many nodes after the committed tokens of each row, for passes that write no padding."""
         pool = self.pool
         for row, length, size in zip(self.pages, self.lengths, sizes, strict=True):
             for place in range(length // pool.page_len, len(row)):  # pages that the tree or its commit may write
@@ -83,7 +83,7 @@ class PagedCache(LayeredCache):
                 row.extend(pool.take(missing))
 
     def extend(self, num_slots: int) -> None:
-        """Give every row pages for so many tokens. The pages it has stay where they are."""
+        """Give every row pages for so many tokens. Its present pages stay."""
         for row in self.pages:
             row.extend(self.pool.take(max(0, self.pool.pages_for(num_slots) - len(row))))
 
@@ -111,7 +111,7 @@ class PagedCache(LayeredCache):
             del row[keep:]
 
     def fork(self, rows: Sequence[int]) -> PagedCache:
-        """Nodes that were scored and not yet committed are there too, so that copies may commit different paths."""
+        """Copies rows. Nodes that were scored but not committed are copied too, so that copies may commit different paths."""
         for row in rows:
             self.pool.retain(self.pages[row])
         return PagedCache(self.pool, [self.pages[row] for row in rows], [self.lengths[row] for row in rows])
@@ -148,7 +148,8 @@ def _release_rows(pool: PagePool, pages: list[list[int]]) -> None:
 
 @contextmanager
 def as_one(caches: Sequence[PagedCache]) -> Iterator[PagedCache]:
-    """The rows of several caches of a pool in one cache, for a pass over all of them. What it appends is theirs afterwards."""
+    """The rows of several caches of a pool in one cache, for a pass over all of them. What the pass appends belongs to the
+    single caches afterwards."""
     rows = [(cache, row) for cache in caches for row in range(cache.batch_size)]
     together = PagedCache(
         caches[0].pool, [cache.pages[row] for cache, row in rows], [cache.lengths[row] for cache, row in rows]

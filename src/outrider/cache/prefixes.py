@@ -1,10 +1,10 @@
-"""Beginnings that were read before: a radix tree of token runs, each with its keys and values.
+"""The prefix cache: a radix tree of token runs, each with its keys and values.
 
-Requests often begin alike: a system prompt, a conversation that goes on, the same prompt asked for several answers. A key or
-value depends on nothing but the tokens up to it, so what one request computed serves the next. Runs are split where texts part
-and stored once. The idea is SGLang's RadixAttention (arXiv 2312.07104). ``PrefixStore`` copies: a request that begins like a
-path of the tree gets a copy of it in its own block, and the work is shared. ``PageStore`` lends (``cache/paged.py``): the
-request's first pages are the tree's, and the memory is shared too. Either way tree commits never touch what is shared.
+Requests often share a prefix: a system prompt, a conversation that continues, one prompt with several answers. A key or value
+depends only on the tokens up to it, so a later request can use what an earlier one computed. Each run is stored once and split
+where texts diverge, as in SGLang's RadixAttention (arXiv 2312.07104). ``PrefixStore`` copies: a request gets a copy of its
+longest stored prefix in its own block, so the work is shared. ``PageStore`` lends pages (``cache/paged.py``), so the memory is
+shared too. In both, commits never change what is shared.
 
     bytes(tree) <= budget, the leaves unused for longest leaving first
 """
@@ -25,7 +25,7 @@ from outrider.cache.paged import PagedCache
 from outrider.core.interfaces import Cache
 
 _SHORTEST = 16
-"""Tokens below which looking is dearer than reading."""
+"""Prefixes of fewer tokens are not looked up: reading them again is cheaper."""
 
 Held = TypeVar("Held")
 
@@ -40,7 +40,7 @@ class _Node(Generic[Held]):
 
 
 class PrefixTree(ABC, Generic[Held]):
-    """Keys and values of beginnings, at most ``budget`` bytes of them. Of one target, for one thread."""
+    """Keys and values of prefixes, at most ``budget`` bytes in all. It serves one target and one thread."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -50,7 +50,7 @@ class PrefixTree(ABC, Generic[Held]):
         self._clock = 0
 
     def find(self, tokens: Sequence[int]) -> Cache | None:
-        """A cache of one row that holds the longest known beginning of ``tokens``."""
+        """A cache of one row with the longest stored prefix of ``tokens``."""
         path = list(self._path(tokens))
         length = sum(size for _, size in path)
         if length < _SHORTEST:
@@ -59,7 +59,7 @@ class PrefixTree(ABC, Generic[Held]):
         return self._cache_of([(node.held, size) for node, size in path])
 
     def keep(self, tokens: Sequence[int], cache: Cache, row: int) -> None:
-        """Remember ``tokens``, which row ``row`` of the cache begins with."""
+        """Store ``tokens``, with which row ``row`` of the cache begins."""
         if len(tokens) < _SHORTEST:
             return
         path = list(self._path(tokens))
@@ -85,7 +85,7 @@ class PrefixTree(ABC, Generic[Held]):
 
     @abstractmethod
     def _cut(self, held: Held, size: int, end: int) -> tuple[tuple[Held, int], tuple[Held, int]]:
-        """A run's first ``size`` tokens, which end ``end`` tokens from the beginning of the text, and the others."""
+        """Split a run after its first ``size`` tokens, which end at position ``end`` of the text. Returns both parts."""
 
     @abstractmethod
     def _cache_of(self, path: Sequence[tuple[Held, int]]) -> Cache:
@@ -107,7 +107,7 @@ class PrefixTree(ABC, Generic[Held]):
             children, begin = child.children, begin + size
 
     def _split(self, node: _Node[Held], size: int, *, end: int) -> None:
-        """Cut a run in two, the node keeping the first part."""
+        """Split the run of a node in two. The node keeps the first part."""
         upper, lower = self._cut(node.held, size, end)
         self.num_bytes += upper[1] + lower[1] - node.num_bytes
         below = _Node(node.tokens[size:], *lower, node.children, node.used)
@@ -154,9 +154,9 @@ class PrefixStore(PrefixTree[Tensor]):
 
 @final
 class PageStore(PrefixTree[PageRun]):
-    """Pages of running and finished requests, kept alive. A run here reaches from the beginning of the text to its node's end,
-    so the deepest one is all a request needs. Counted are the pages a node keeps that the one above it does not keep whole. A
-    pool that is full gets back what nobody runs on."""
+    """Lends pages of running and finished requests. A run here reaches from the beginning of the text to its node's end, so a
+    request needs only the deepest one. A node's size is the number of its pages that its parent does not hold in full. When the
+    pool is full, pages that no running request uses are freed."""
 
     def __init__(self, pool: PagePool, budget: int) -> None:
         super().__init__(budget)
@@ -164,7 +164,7 @@ class PageStore(PrefixTree[PageRun]):
         pool.reclaim = lambda num_pages: (store := mine()) and store.give_back(num_pages)
 
     def give_back(self, num_pages: int) -> None:
-        """Forget beginnings until so many pages are free."""
+        """Forget prefixes until so many pages are free."""
         while self._top and self._pool.num_free < num_pages:
             self._forget_oldest()
 

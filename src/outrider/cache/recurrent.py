@@ -1,7 +1,7 @@
-"""What a model with recurrent layers remembers: a state per layer, and the steps of the newest tokens.
+"""The cache of a model with recurrent layers: a state per layer, and the steps of the newest tokens.
 
 A state has no slots, so a token cannot be taken back out of it. The cache therefore keeps the state from *before* the newest
-tokens, and a log of what these tokens do to it (``cache/replay.py``). The nodes of a tree are written behind the log. A
+tokens, and a log of what these tokens do to it (``cache/replay.py``). The nodes of a tree are written after the log. A
 commit moves the steps of the accepted path to the end of the log and drops the others: no state is copied for a node. When
 the log is long, its older part is replayed into the state. A pass reads the state and the log together.
 
@@ -26,9 +26,9 @@ from outrider.cache.replay import ScanShape, Steps, replayed
 from outrider.core.interfaces import Cache
 
 _KEPT = 32
-"""Newest tokens whose steps stay in the log: as many can be taken back."""
+"""Number of newest tokens whose steps stay in the log. As many can be taken back."""
 _LONGEST = 64
-"""Tokens in the log from which on the older ones are replayed into the state."""
+"""When the log holds this many tokens, the older ones are replayed into the state."""
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class RecurrentCache(Cache):
 
     @staticmethod
     def empty(shape: ScanShape, attention: ContiguousCache, *, dtype: torch.dtype) -> RecurrentCache:
-        """No tokens yet; ``attention`` is that of the model's attention layers, of which there may be none."""
+        """A cache without tokens. ``attention`` is the cache of the model's attention layers, of which there may be none."""
         batch_size, device = attention.batch_size, attention.block.device
         size = (shape.num_layers, batch_size, shape.num_heads, shape.head_dim, shape.state_size)
         states = torch.zeros(size, dtype=dtype, device=device)
@@ -92,11 +92,6 @@ class RecurrentCache(Cache):
     def node_bytes(self) -> int:
         """Bytes that one node of a tree takes in the recurrent layers."""
         return self._bytes(sum(self.shape.parts))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all states and of the log with its room for nodes, the attention layers left out."""
-        return self._held.states.nbytes + self._held.log.nbytes
 
     def snapshot_bytes(self, num_nodes: int) -> int:
         """Bytes that a copy of states and windows after every node would take instead."""
@@ -122,13 +117,13 @@ class RecurrentCache(Cache):
         return StateColumns(self._held.states[layer], self._held.log[layer], self._held.begin, self._held.end)
 
     def write_inputs(self, layer: int, inputs: Tensor) -> Tensor:
-        """Note the convolution inputs [B, N, C] of the nodes last reserved; returns those of window, log and nodes."""
+        """Write the convolution inputs [B, N, C] of the nodes last reserved. Returns the inputs of window, log and nodes."""
         held, size = self._held, self.shape.conv_size
         held.log[layer, :, self._node_columns, :size] = inputs
         return held.log[layer, :, self._window : held.end + self._num_nodes, :size]
 
     def write_steps(self, layer: int, steps: Steps) -> Steps:
-        """Note the steps of the nodes last reserved; returns those of log and nodes."""
+        """Write the steps of the nodes last reserved. Returns the steps of log and nodes."""
         rows = torch.cat([part.flatten(2) for part in steps], -1)
         self._held.log[layer, :, self._node_columns, self.shape.conv_size :] = rows
         return self.steps(layer)
@@ -139,7 +134,7 @@ class RecurrentCache(Cache):
 
     @property
     def _window(self) -> int:
-        """The first column that is still read."""
+        """The first column of the convolution's window, which lies before the log."""
         return self._held.begin - self.shape.conv_len + 1
 
     @property
@@ -147,7 +142,7 @@ class RecurrentCache(Cache):
         return slice(self._held.end + self._first_node, self._held.end + self._num_nodes)
 
     def _steps(self, columns: Tensor) -> Steps:
-        """Out of [B, T, numbers] of one layer."""
+        """The steps that one layer's numbers [B, T, numbers] hold."""
         _, decays, keys, values = columns.split_with_sizes(self.shape.parts, -1)
         shape = self.shape
         keys = keys.unflatten(-1, (shape.num_groups, shape.state_size))
@@ -167,7 +162,7 @@ class RecurrentCache(Cache):
             self._replay(held.end - _KEPT)
 
     def _append(self, row: int, path: Sequence[int], longest: int) -> None:
-        """Put a row's path behind its log, so that it ends where the longest path will."""
+        """Append a row's accepted path to its log. All rows end at the same column, that of the longest path."""
         log, end, late = self._held.log, self._held.end, longest - len(path)
         if late == 0 and list(path) == list(range(longest)):
             return
@@ -176,7 +171,8 @@ class RecurrentCache(Cache):
         log[:, row, end + late : end + longest] = kept
 
     def _shift(self, row: int, end: int, by: int) -> None:
-        """Move a row's window and log up to ``end`` to the right. The window's tokens are in the state: their steps go."""
+        """Move a row's window and log to the right, up to column ``end``. The window's tokens are already in the state, so
+        their steps are set to zero."""
         if by == 0:
             return
         log, begin, window = self._held.log, self._held.begin, self._window
@@ -194,7 +190,8 @@ class RecurrentCache(Cache):
 
     @torch.inference_mode()
     def truncate(self, lengths: Sequence[int]) -> None:
-        """As far back as the log reaches. A row that is to go further is forgotten: its length is then 0."""
+        """Truncate as far back as the log reaches. A row that would have to go further back is emptied: its length is then
+        0."""
         assert all(new <= old for new, old in zip(lengths, self.lengths, strict=True)), "truncate cannot lengthen a row"
         left = list(lengths)
         for row, (new, old) in enumerate(zip(lengths, self.lengths)):
@@ -215,7 +212,7 @@ class RecurrentCache(Cache):
 
     @torch.inference_mode()
     def fork(self, rows: Sequence[int]) -> RecurrentCache:
-        """Copies also the nodes of a tree that is not committed yet."""
+        """Copies rows, with the nodes of a tree that is not committed yet."""
         held, index = self._held, torch.tensor(list(rows), dtype=torch.int64, device=self._held.log.device)
         columns = held.log[:, :, self._window : held.end + self._num_nodes].index_select(1, index)
         states, logged = held.states.index_select(1, index), [held.logged[row] for row in rows]
@@ -233,7 +230,7 @@ class RecurrentCache(Cache):
         return self._with(self.attention.join(other.attention), states, log, [*self._held.logged, *other._held.logged])
 
     def _aligned(self, size: int) -> Tensor:
-        """Window and log as if the log had ``size`` columns."""
+        """Window and log, moved as if the log had ``size`` columns."""
         held, missing, first = self._held, size - self.num_logged, self.shape.conv_len - 1
         num_layers, batch_size, _, numbers = held.log.shape
         grown = held.log.new_zeros(num_layers, batch_size, first + size, numbers)
@@ -246,7 +243,7 @@ class RecurrentCache(Cache):
         return RecurrentCache(self.shape, attention, Recurrence(states, log, begin, log.shape[2], logged))
 
     def _hold(self, columns: Tensor, *, room: int) -> None:
-        """Move what is still read to the front of a new log, with ``room`` behind it."""
+        """Copy window and log to the front of new memory, followed by ``room`` free columns."""
         held, moved = self._held, self._window
         num_layers, batch_size, used, numbers = columns.shape
         log = columns.new_zeros(num_layers, batch_size, used + room, numbers)

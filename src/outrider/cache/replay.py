@@ -28,7 +28,7 @@ class ScanShape:
     head_dim: int
     """Length of a value, P."""
     num_groups: int
-    """Keys of a layer. Consecutive heads share a key."""
+    """Number of keys in a layer. Consecutive heads share a key."""
     state_size: int
     """Length of a key, K."""
     conv_len: int
@@ -38,7 +38,7 @@ class ScanShape:
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
-        """Numbers that one token of one layer leaves: inputs of the convolution, decays, keys, values."""
+        """How many numbers one token stores in one layer: inputs of the convolution, decays, keys, values."""
         return self.conv_size, self.num_heads, self.num_groups * self.state_size, self.num_heads * self.head_dim
 
     @property

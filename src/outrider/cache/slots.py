@@ -1,7 +1,7 @@
-"""What every cache of slots does alike: a row's committed tokens stand in slots 0 .. length - 1, the tree's nodes after them.
+"""The common part of caches with slots: a row's committed tokens are in slots 0 .. length - 1, the tree's nodes after them.
 
 A commit keeps a path of the tree: its nodes move down next to the prefix and the length goes up. On a chain nothing moves.
-Where slots are (one block, pages) is the only thing that differs, so moving them is all that is asked for.
+Caches differ only in where slots are stored (one block, or pages), so a subclass only has to say how slots move.
 
     slot(length + i) <- slot(length + path[i]),      path[i] >= i, so no slot is read after it was written
 
@@ -19,7 +19,7 @@ from outrider.core.interfaces import Cache
 
 
 class SlotCache(Cache, ABC):
-    """Commits and truncates; a kind of memory says how nodes move."""
+    """Commits and truncates. A subclass says how nodes move in its memory."""
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         for row, path in enumerate(paths):
@@ -37,15 +37,15 @@ class SlotCache(Cache, ABC):
 
 
 class LayeredCache(SlotCache, ABC):
-    """A cache that layers written in PyTorch put keys into, one after the other."""
+    """A cache for decoders written in PyTorch, whose layers write their keys one after the other."""
 
     @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Put the [B, Hkv, N, D] of the nodes last reserved into a layer. Returns its keys and values [B, Hkv, S, D] in slot
-        order, up to the last used slot of the longest row. Its ``values`` are None in memory of one side, where keys are
-        values."""
+        """Write the keys and values [B, Hkv, N, D] of the nodes last reserved into a layer. Returns its keys and values [B,
+        Hkv, S, D] in slot order, up to the last used slot of the longest row. Its ``values`` are None in memory of one side,
+        where keys are values."""
 
     @abstractmethod
     def entries(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values [B, Hkv, S, D] of committed tokens, in slot order, for drafters that read the target's own;
-        slots behind a row's length hold anything."""
+        """A layer's keys and values [B, Hkv, S, D] of committed tokens, in slot order, for drafters that read the target's
+        cache. Slots past a row's length hold arbitrary numbers."""

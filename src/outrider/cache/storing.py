@@ -16,11 +16,11 @@ class StoringTarget(Target, ABC):
 
     @abstractmethod
     def pool_of_codes(self, storage: KeyStorage) -> PagePool:
-        """The pool of all caches, of which there are none yet. Raises an ``OptionError`` with the reason, where the model or
-        the device cannot store keys so."""
+        """The pool of all caches; no cache may exist yet. Raises an ``OptionError`` with the reason if the model or the device
+        cannot store keys in this type."""
 
     def store_keys(self, storage: KeyStorage) -> None:
-        """Store keys and values so in all caches from now on."""
+        """Store the keys and values of all caches in this type from now on."""
         self.pool_of_codes(storage).store_as(storage)
         self.traits = replace(self.traits, kv_cache=storage.name)
 
@@ -29,7 +29,7 @@ AnyTarget = TypeVar("AnyTarget", bound=Target)
 
 
 def stored_in(target: AnyTarget, storage: KeyStorage) -> AnyTarget:
-    """The target, with keys and values stored so; refused by name where it cannot."""
+    """The target, with keys and values stored in this type. Refused with the type's name if the target cannot."""
     if storage.is_rounded:
         if not isinstance(target, StoringTarget):
             why = f"{type(target).__name__} stores keys in the model's own type alone (fast=False may take a decoder that can)"

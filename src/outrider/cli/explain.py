@@ -1,6 +1,6 @@
 """One row of the tables in full: what it does, what it needs, its options with meaning and default, paper and example.
 
-The meaning of an option is the docstring under its field, read from the source: it is written once, where it is used.
+The meaning of an option is the docstring under its field, read from the source, so it is written only once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OptionHelp:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``outrider methods NAME`` prints."""
+    """The output of ``outrider methods NAME``."""
 
     name: str
     summary: str

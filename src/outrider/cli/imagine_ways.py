@@ -26,7 +26,7 @@ class ImageDrawing(NamedTuple):
     """Tokens of a row of the image."""
     lossless: bool
     noun: str
-    """What tokens of this kind are called."""
+    """The word for tokens of this kind."""
 
 
 def draw(arguments: argparse.Namespace) -> ImageDrawing:
@@ -76,7 +76,7 @@ def _draw_tokens(arguments: argparse.Namespace) -> ImageDrawing:
 
 
 def _refuse_options_of_codes(arguments: argparse.Namespace) -> None:
-    """Refuse what only means something for codes."""
+    """Refuse options that only image codes have."""
     given = {
         "--acceptance": arguments.acceptance is not None,
         "--guidance": arguments.guidance != 1.0,

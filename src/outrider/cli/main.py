@@ -1,9 +1,9 @@
-"""``outrider``: the list of subcommands, and what happens to errors.
+"""``outrider``: the list of subcommands, and the handling of errors.
 
-The words of a command (``cli/parsers/``) are apart from what it does (``cli/``), which is imported once its words were read.
-No help and no misspelt option waits for PyTorch.
+A command's options (``cli/parsers/``) are separate from its work (``cli/``), which is imported after the options were read. So
+help texts and misspelt options do not wait for PyTorch.
 
-Exit codes: 0 done, 2 something in the input is wrong (one line says what and how to mend it), 130 interrupted.
+Exit codes: 0 success; 2 wrong input, with one line that says what is wrong and what to do; 130 interrupted.
 """
 
 from __future__ import annotations

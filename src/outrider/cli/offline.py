@@ -1,4 +1,5 @@
-"""``--ray`` of ``outrider generate`` and ``outrider train regenerate``: many prompts on Ray Data, in a job that can go on."""
+"""``--ray`` of ``outrider generate`` and ``outrider train regenerate``: many prompts on Ray Data, in a job that can be
+resumed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def _called(action: argparse.Action) -> str:
-    """An option's longest name, or what stands in an argument's place in the usage."""
+    """An option's longest name, or the name of a positional argument in the usage."""
     return max(action.option_strings, key=len) if action.option_strings else str(action.metavar or action.dest)
 
 

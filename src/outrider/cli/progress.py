@@ -1,8 +1,7 @@
-"""A wait is explained: after two seconds a line says what takes so long, and at the end how long it took.
+"""Explains waits: after two seconds a line says what takes so long, and at the end how long it took.
 
-Waits that follow one another are one silence: two of 1.9 seconds each are explained after two seconds, not passed over.
-In a terminal the line counts the seconds; elsewhere it is written once, and again now and then. ``OUTRIDER_QUIET=1`` turns
-all of it off.
+Successive waits count together: of two waits of 1.9 seconds each, the second is explained. In a terminal the line counts the
+seconds; elsewhere it is written once, and again now and then. ``OUTRIDER_QUIET=1`` turns all of it off.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TextIO, TypeVar, cast
 _Item = TypeVar("_Item")
 
 PATIENCE = 2.0
-"""Seconds of waiting that need no explanation."""
+"""Waits of up to this many seconds are not explained."""
 _AGAIN = 30.0
 """Seconds between two lines outside a terminal."""
 _NEXT = 0.5

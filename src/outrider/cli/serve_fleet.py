@@ -54,7 +54,7 @@ def serve_fleet(arguments: argparse.Namespace, settings: ServerSettings, listene
     except ImportError as error:
         raise OptionError(f"--replicas needs the package {error.name!r}; pip install 'outrider[ray]'") from None
     if arguments.learn:
-        raise OptionError("--learn teaches the draft of one engine, and --replicas has several; leave one of them out")
+        raise OptionError("--learn trains the draft of one engine, and --replicas has several; leave one of them out")
     inner = replace(settings, api_keys=(), api_key_file=None, audit_log=None, tls_cert=None, tls_key=None)
     opening = partial(open_services, argparse.Namespace(**{**vars(arguments), "api_key": []}), inner)
     options, metrics = fleet_options(arguments), FrontMetrics()

@@ -1,4 +1,4 @@
-"""What ``outrider serve --learn`` teaches: the draft model or the heads of the method that is served.
+"""The learner of ``outrider serve --learn``, for the draft model or the heads of the served method.
 
 Methods that remember (n-grams, suffixes, successors of tokens) learn by being used, with or without ``--learn``.
 """
@@ -44,7 +44,7 @@ def taught(llm: LLM, settings: OnlineSettings, *, dtype: str = "auto", device: s
     if llm.method.drafter.memories:
         return None
     raise OptionError(
-        f"--learn has nothing to teach: method {llm.method_name!r} has no draft model, no heads and no memory; name a draft "
+        f"--learn has nothing to train: method {llm.method_name!r} has no draft model, no heads and no memory; name a draft "
         "with --draft, or a method that learns, as 'eagle3' or 'suffix'"
     )
 

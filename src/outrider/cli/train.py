@@ -55,7 +55,7 @@ def _train(arguments: argparse.Namespace) -> int:
     valid = [*HEAD_KINDS, *OTHER_KINDS]
     for kind in kinds:
         if kind not in valid:
-            raise OptionError(f"nothing is known about training {kind!r}; {nearest(kind, [*valid, *TASKS])}")
+            raise OptionError(f"there is no training of {kind!r}; {nearest(kind, [*valid, *TASKS])}")
     if len(kinds) > 1 and not set(kinds) <= set(HEAD_KINDS):
         raise OptionError("only heads can be trained together; train other things alone")
     given = read_options(arguments.option)

@@ -1,4 +1,4 @@
-"""Whether speculation paid, in one honest sentence with the reason.
+"""One sentence that says whether speculation paid, and why.
 
 time of a round     = drafting + one pass over the root and its guesses
 it pays if          tokens of a round  >  time of a round / time of a plain pass

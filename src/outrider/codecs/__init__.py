@@ -1,1 +1,1 @@
-"""Codecs: requests to tokens and tokens to what people read. One file per modality."""
+"""Codecs: prompts to tokens, and tokens to text. Also chat templates, tool calls and grammars."""

@@ -1,7 +1,7 @@
-"""Words a text may not hold, and the only tokens it may. Both look at the tokens so far, so they are exact on every path.
+"""Banned words, and lists of allowed tokens. Both depend only on the tokens so far, so they are exact on every path of a tree.
 
-A word of one token is banned outright. A word of several is broken off at its last token: where the others were just said,
-that one has no probability. A word is banned as the tokenizer writes it, at the beginning of a text and after a space.
+A word of one token is always banned. Of a word of several tokens, the last one is banned where the others come just before. A
+word is banned in both spellings of the tokenizer, at the beginning of a text and after a space.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def byte_settings(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def byte_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
-    """``special_tokens`` have the ids from 0 on; those past ``byte_offset`` follow the bytes."""
+    """A tokenizer of bytes. ``special_tokens`` have the ids from 0 on; those from ``byte_offset`` on come after the bytes."""
     offset, specials = settings["byte_offset"], list(settings["special_tokens"])
     if not isinstance(offset, int) or offset < 0:
         raise ModelError(f"byte_offset = {offset!r} in tokenizer_config.json is not valid; give the id of byte 0")

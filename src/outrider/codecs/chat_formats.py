@@ -1,4 +1,4 @@
-"""How chat models write what is not plain text: calls of tools, and their thinking. Read while it is written.
+"""Parsers for the formats in which chat models write tool calls and thinking. They work while the text is generated.
 
     Hermes, Qwen     <think>...</think> <tool_call>{"name": ..., "arguments": {...}}</tool_call>
                      or <tool_call><function=NAME><parameter=KEY>...</parameter></function></tool_call> (``tagged_calls.py``)
@@ -6,7 +6,8 @@
     Mistral          [TOOL_CALLS] [{"name": ..., "arguments": {...}}]   or   [TOOL_CALLS]name[ARGS]{...}
     gpt-oss          <|channel|>analysis<|message|>...<|end|> <|channel|>commentary to=functions.NAME<|message|>{...}<|call|>
 
-The format is told by the chat template. Text in which a marker could still begin is held back, so nothing is taken back.
+The chat template tells the format. Text that could be the beginning of a marker is held back, so nothing that was shown is
+taken back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Grammars: text that is certain to match a JSON schema, a regular expression or an EBNF grammar.
 
-A matcher follows the bytes of the tokens and says which tokens may come next. The sampler gives all others no probability, at
+A matcher follows the bytes of the tokens and says which tokens may come next. The sampler gives all others probability 0, at
 every node of a tree by the path that leads there. So constrained text is exact under speculation. A state is a value: a matcher
-that is never moved, with what may follow it worked out once. A token yields a moved copy, which is stored under its parent. So
-the nodes of a tree share what their paths share, and states that no request needs any more are freed. End-of-sequence tokens
-are allowed exactly where the grammar may end.
+that never changes, with the allowed tokens computed once. A token gives a copy of the matcher after it, stored under its
+parent. So paths with a common prefix share states, and states that no request needs are freed. End-of-sequence tokens are
+allowed exactly where the grammar may end.
 
     p(v | path)  =  0  unless  bytes(path) bytes(v) begins some text of the grammar  (v = end: is one)
 

@@ -1,4 +1,4 @@
-"""What a grammar is written as: JSON schemas, regular expressions, EBNF and lists of choices, in the matcher's own notation.
+"""Sources of grammars: JSON schemas, regular expressions, EBNF and lists of choices, in the matcher's own notation.
 
 Nothing is compiled here. A source is a value that can be measured, refused by its size or depth, and used as a key.
 """
@@ -13,8 +13,8 @@ from typing import Any
 from outrider.core.errors import OptionError
 
 _HEADER = '%llguidance {"no_forcing": true}\n'
-"""Where only one text can follow, the library would allow only the token its tokenizer would write it with. That is not
-the target's law given the grammar, so all tokens that begin the text are allowed."""
+"""An option of the library. Where only one text can follow, it would allow only the tokenizer's own first token of that text.
+That is not the target's law under the grammar, so all tokens that begin the text are allowed."""
 
 
 @dataclass(frozen=True)

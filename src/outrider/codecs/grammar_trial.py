@@ -1,8 +1,9 @@
-"""A grammar is tried before it is used: compiled, and followed for a few tokens. Also a program of its own that can be killed.
+"""Tries a grammar before it is used: compiles it and follows it for a few tokens. The file is also a program that can be
+killed.
 
-What a grammar costs cannot be told from its text. A server therefore lets a process of its own try it first, with a limit on
-memory and on processor time, and kills that process when nobody waits. This file needs nothing but the matcher, so the process
-is small. It is run by its path, reads one JSON object a line (the tokenizer first, then grammars) and answers with one each.
+The cost of a grammar cannot be seen from its text. So a server first tries it in a separate process, with limits on memory and
+processor time, and kills that process when nobody waits any more. This file imports only the matcher, so the process is small.
+It is run by its path, reads one JSON object per line (the tokenizer first, then grammars) and answers each with one.
 """
 
 from __future__ import annotations

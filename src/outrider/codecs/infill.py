@@ -1,4 +1,4 @@
-"""Text between two others: the prompt of models that were made to fill a gap, told by the special tokens they have.
+"""Infilling: the prompt for text between two given texts, for models with the special tokens for it.
 
 prefix-token  text before  suffix-token  text after  middle-token      (Bavarian et al. 2022, arXiv 2207.14255: the PSM order)
 """

@@ -1,9 +1,9 @@
-"""Calls of functions written as JSON, read while they are written: the name once it is known, then the arguments as they come.
+"""Parses function calls in JSON while they are generated: first the name, then the arguments piece by piece.
 
     {"name": "weather", "arguments": {"city": "Oslo"}}      one object per call; commas, semicolons and brackets between them
 
 Models write the arguments under "arguments" or "parameters", after the name or before it, as an object or as a string that
-holds one. What comes out is always the text of an object.
+holds one. The parsed arguments are always the text of an object.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class JsonCalls:
 
     def __init__(self) -> None:
         self.is_foreign = False
-        """Whether the first key of an object is one that no call has. It is then content, as is everything after it."""
+        """Whether the first key of an object cannot belong to a call. The object is then content, and so is everything after
+        it."""
         self.depth = 0
         self._raw = ""
         self._reset()

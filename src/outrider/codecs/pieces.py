@@ -1,7 +1,7 @@
-"""The bytes that each token of a vocabulary stands for, whatever its tokenizer writes them as.
+"""The bytes of each token of a vocabulary, for any kind of tokenizer.
 
-A byte-level vocabulary writes every byte as a printable character of its own (GPT-2's table), a SentencePiece vocabulary
-writes a space as U+2581 and lone bytes as <0xAB>. Two vocabularies can be compared only below that.
+A byte-level vocabulary writes every byte as a printable character of its own (GPT-2's table), a SentencePiece vocabulary writes
+a space as U+2581 and single bytes as <0xAB>. Two vocabularies can be compared only by bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls whose arguments are written between tags, read while they are written. The values are turned into JSON.
+"""Parses calls whose arguments are written between tags, while they are generated. Values become JSON.
 
     Qwen3-Coder      <function=weather><parameter=city>Oslo</parameter></function>
     GLM-4.5          weather<arg_key>city</arg_key><arg_value>Oslo</arg_value>

@@ -116,13 +116,13 @@ class TextCodec:
         return ids
 
     def decode(self, ids: Sequence[int], *, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> str:
-        """Text of ``ids`` as they read after ``prompt_ids``."""
+        """The text of ``ids`` as a continuation of ``prompt_ids``."""
         prefix = list(prompt_ids[-_PREFIX:])
         before = self.tokenizer.decode(prefix, skip_special_tokens=skip_special_tokens)
         return self.tokenizer.decode([*prefix, *ids], skip_special_tokens=skip_special_tokens)[len(before) :]
 
     def token_text(self, token: int) -> str:
-        """One token as it reads on its own, for pictures."""
+        """The text of one token on its own, for pictures."""
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:

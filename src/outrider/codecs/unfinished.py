@@ -1,7 +1,7 @@
 """Tokens at the end of a text that stop inside a character.
 
-A byte-level target says a character in up to four tokens. While one is unfinished, the text that both tokenizers share ends
-before it. The draft reads on from there, and its guess must begin with the bytes that are already said.
+A byte-level target says a character in up to four tokens. While a character is incomplete, the text that both tokenizers share
+ends before it. The draft continues from there, and its guess must begin with the bytes that the target has already written.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class PairedRows(ABC):
 
     @abstractmethod
     def second(self, tokens: Tensor) -> Tensor:
-        """What the second row reads where the first reads ``tokens``."""
+        """The tokens that the second row reads when the first one reads ``tokens``."""
 
     @abstractmethod
     def mixed(self, logits: Tensor) -> Tensor:

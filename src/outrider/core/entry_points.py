@@ -1,9 +1,9 @@
-"""Parts that other packages bring: what they declare in their metadata is added when the tables are made.
+"""Parts from other packages. A package declares them in its metadata, and they are added to the tables.
 
     [project.entry-points."outrider.methods"]
     my-method = "my_package.drafting:ROW"
 
-A package that cannot be loaded is named in a warning and left out: it must not take everything else down with it.
+A package that cannot be loaded is named in a warning and left out: everything else still works.
 """
 
 from __future__ import annotations

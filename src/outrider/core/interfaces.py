@@ -85,7 +85,7 @@ class Cache(ABC):
 
     @abstractmethod
     def join(self, other: Cache) -> Cache:
-        """A cache of this one's rows followed by ``other``'s (of the same kind)."""
+        """A cache with this one's rows, followed by the rows of ``other`` (of the same kind)."""
 
     def narrow(self, rows: Sequence[int]) -> Cache:
         """``fork`` this cache, which is not used again. The result may share its memory, and ``join`` may reuse it."""

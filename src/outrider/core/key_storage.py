@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.errors import OptionError, nearest
 
 SMALLEST = 1e-30
-"""The largest number of a key counts as at least this, so that a scale has a reciprocal."""
+"""Lower bound of a key's largest number, so that no scale is 0."""
 
 
 @final
@@ -52,7 +52,7 @@ class KeyStorage:
 OWN = KeyStorage("auto")
 FP8, INT8 = KeyStorage("fp8", torch.float8_e4m3fn, 448.0), KeyStorage("int8", torch.int8, 127.0)
 STORAGES = {each.name: each for each in (OWN, FP8, INT8)}
-"""By the names of the option ``kv_cache``."""
+"""All storages, by the names of the option ``kv_cache``."""
 
 
 def storage_named(name: str) -> KeyStorage:

@@ -44,7 +44,7 @@ class Parts:
 
     @property
     def tokenizers(self) -> Translation:
-        """The translation between the two tokenizers, for a ``any_tokenizer`` row."""
+        """The translation between the two tokenizers, for an ``any_tokenizer`` row."""
         assert self.translation is not None, "compose() checks any_tokenizer rows"
         return self.translation
 
@@ -62,7 +62,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """How a round is run, for every method that can be run so."""
+    """Options for the way in which rounds are run, for methods that allow them."""
 
     beside: bool = False
     """Draft the next round while the target checks this one. For rows with a draft model, best with ``draft_process``."""

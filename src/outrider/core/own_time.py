@@ -1,10 +1,9 @@
 """Time of a thread, without its waits for a processor that other work used.
 
-On a busy machine most of a round's wall time may be such waiting, which says nothing about the round. Times that are
-compared with each other leave it out. Linux counts it for every thread (``/proc/thread-self/schedstat``: time on
-a processor, time in a queue for one, turns). Elsewhere nothing is left out. The count is rough beside short spans of time, so a
-span is never shorter than what the thread had of a processor, and never longer than the wall's. Reading the count takes longer
-than all the rest, so it is read only where the two differ.
+On a busy machine most of a round's wall time may be such waiting, which says nothing about the round. So times that are
+compared with each other leave it out. Linux counts it for every thread (``/proc/thread-self/schedstat``: time on a processor,
+time in the queue for one, turns). Other systems do not, and there nothing is left out. The count is coarse, so a span is kept
+between the thread's processor time and the wall time. Reading the count is slow, so it is read only where those two differ.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import final
 
 _COUNTS = "/proc/thread-self/schedstat"
 _ALIKE = 20e-6
-"""Seconds by which the wall's time and the thread's may differ where the count is not read."""
+"""Most seconds between wall time and processor time for which the count is not read."""
 
 
 @final

@@ -181,7 +181,7 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None) -> list[
         raise RequestError(f"params = {many!r} is not valid; give SamplingParams(max_tokens=64, ...), or a list of them")
     bad = next((one for one in many if not isinstance(one, SamplingParams)), None)
     if bad is not None:
-        raise RequestError(f"params holds {bad!r}; give SamplingParams(max_tokens=64, ...), one, or one per prompt")
+        raise RequestError(f"params holds {bad!r}; give one SamplingParams(max_tokens=64, ...), or one per prompt")
     return list(many)
 
 

@@ -18,7 +18,7 @@ _FORMS = "give a string, a list of token ids, or a list of either"
 
 @dataclass(frozen=True, eq=False)
 class ImagePrompt:
-    """A prompt with a placeholder for each of its images."""
+    """A prompt with images. Its text holds a placeholder for each of them."""
 
     prompt: str | Sequence[int]
     images: tuple[Any, ...]
@@ -59,7 +59,7 @@ def _with_images(given: Any, name: str) -> ReadPrompt:
         raise RequestError(f"{name} {what}; give a dict with prompt and images")
     inner, images = given["prompt"], given.get("images", ())
     if isinstance(images, str | bytes) or not isinstance(images, Sequence):
-        raise RequestError(f"images of {name} = {_shown(images)} is not a list; give a list, also of one image")
+        raise RequestError(f"images of {name} = {_shown(images)} is not a list; give a list, even for one image")
     prompt = inner if isinstance(inner, str) else _token_ids(inner, name)
     return ImagePrompt(prompt, tuple(images)) if images else prompt
 

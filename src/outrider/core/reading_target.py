@@ -27,7 +27,7 @@ class PromptPiece:
     states: Mapping[int, list[Tensor]] | None = None
     """The tapped states [n, H] of each row, by layer; None until the piece was read."""
     seconds: float = 0.0
-    """Its part of the time of the round that read it."""
+    """The part of the round's time that reading this piece took."""
 
     @property
     def num_tokens(self) -> int:
@@ -35,7 +35,7 @@ class PromptPiece:
 
 
 class ReadingTarget(Target, ABC):
-    """A target whose passes take pieces of prompts beside trees, at no more than the price of their tokens."""
+    """A target whose passes can read pieces of prompts beside trees. A piece costs no more than its tokens."""
 
     most_read: int
     """Most tokens of a row that one pass should read."""
@@ -50,8 +50,8 @@ class ReadingTarget(Target, ABC):
         taps: Sequence[int] = (),
         resume: Resume | None = None,
     ) -> Scores:
-        """Score the trees, and read the pieces. Commits the pieces to their caches, and nothing of the trees. A pass that goes
-        on from earlier layers cannot take pieces; they have one of their own then."""
+        """Score the trees, and read the pieces. Commits the pieces to their caches, and nothing of the trees. A pass that
+        resumes after the first layers cannot read pieces; they then get a pass of their own."""
         if resume is None:
             return self.score_beside(tree, cache, pieces, taps=taps)
         scores = self.score(tree, cache, taps=taps, resume=resume)

@@ -81,7 +81,7 @@ class RoundReport:
 @final
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """What one round did to one request."""
+    """The effect of one round on one request."""
 
     report: RoundReport
     row: int

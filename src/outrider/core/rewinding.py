@@ -10,8 +10,8 @@ class Rewinding(Protocol):
     """The part of a drafter that takes back a round that was drafted for a text which then took another turn."""
 
     waits: ClassVar[str] = "it reads what the target's pass computes"
-    """Why its next round has to wait for the verdict. Empty if it need not: ``rewind`` then works, and it reads of an
-    observation the draft and the paths alone."""
+    """Why its next round has to wait for the verdict. Empty if it need not. Then ``rewind`` works, and ``observe`` reads only
+    the draft and the paths of an observation."""
 
     def rewind(self, state: Any, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[b]`` tokens of each row, between rounds. Modifies the state."""

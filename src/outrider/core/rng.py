@@ -29,7 +29,7 @@ _MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 class Purpose(IntEnum):
-    """What a random number decides. Numbers of different purposes are independent."""
+    """The use of a random number. Numbers for different purposes are independent."""
 
     TARGET = 1
     """The target's own choice at an output position (Gumbel noise over the vocabulary)."""

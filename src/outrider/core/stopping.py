@@ -33,13 +33,14 @@ class StopRule(ABC):
 
 @dataclass(frozen=True)
 class Doubt:
-    """When drafts are no longer worth following. A path's *hope* is how likely all its guesses are to be accepted, each as
-    likely as the drafter believes times the row's ``trust`` in it. For guesses that are chosen, not sampled.
+    """Ends drafts that are no longer worth their cost. A path's *hope* is the probability that all its guesses are accepted.
+    Each guess counts with the drafter's confidence times the row's ``trust`` in it. For guesses that are chosen, not sampled.
 
         drafting ends before a guess  if  sum of the hopes of rows that could go on  <  its level + its place * their number
         a row ends before a guess     if  its hope with it  <  its place
 
-    Prices are by the number of a guess in its row, since passes have steps. The last price holds for all that follow.
+    Prices belong to the number of a guess in its row, because the cost of a pass rises in steps. The last price holds for all
+    later guesses.
     """
 
     levels: tuple[float, ...]

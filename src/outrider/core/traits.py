@@ -19,7 +19,7 @@ class TargetTraits:
     can_be_captured: bool = False
     """Whether its passes can be part of a captured round (``core/device_round.py``)."""
     captured_pairs: PairedRows | None = None
-    """How two rows of ``captured_as`` are one of this target's in captured rounds; None where a row is a row."""
+    """How two rows of ``captured_as`` are one of this target's in captured rounds; None if each row stands for itself."""
     reads_whole: bool = False
     """Whether a prompt must be prefilled in one piece."""
     pads: bool = True

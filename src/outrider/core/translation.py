@@ -1,4 +1,4 @@
-"""Between two tokenizers: what a drafter must know to guess for a target that cuts text into other tokens."""
+"""Translation between two tokenizers, for a draft model that splits text into other tokens than the target."""
 
 from __future__ import annotations
 

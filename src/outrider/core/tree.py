@@ -81,7 +81,8 @@ class TokenTree:
         return path[::-1]
 
     def check(self, vocab_size: int, who: str) -> None:
-        """Refuse a token out of the vocabulary and a node before its parent: a fast pass reads memory by both."""
+        """Refuse a token outside the vocabulary and a node that comes before its parent. Fast passes use both as memory
+        addresses."""
         rows = self.tokens.tolist()  # lists are the cheapest way to look at a few numbers
         low, high = min(map(min, rows)), max(map(max, rows))
         if low < 0 or high >= vocab_size:

@@ -155,7 +155,7 @@ class SlotPages:
         return [slot * self._rows_each + row for slot in slots for row in range(self._rows_each)]
 
     def tell(self, batch_size: int, slots: Sequence[int]) -> None:
-        """Write the pages of slots into the table. The columns behind them already hold the spare page."""
+        """Write the pages of slots into the table. The columns after them already hold the spare page."""
         rows = [self._columns(row) for slot in slots for row in self._caches[batch_size, slot].pages]
         width = max(map(len, rows), default=0)
         if width:

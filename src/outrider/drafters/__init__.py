@@ -1,1 +1,1 @@
-"""Drafters: where guesses come from. A room per source, and one file per method, named as in ``methods.py``."""
+"""Drafters: where guesses come from. One folder per source of guesses, and one file per method, named as in ``methods.py``."""

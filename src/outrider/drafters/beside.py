@@ -1,14 +1,15 @@
 """Drafting beside verifying: while the target checks a round, a thread drafts the next one.
 
-The thread foresees how the round ends: the first path of its tree is accepted whole, and a token of the draft's own follows.
-It shows the drafter this end, and the drafter proposes what comes after it. If the round does end so, the next tree is ready
-when the pass is. If not, the drafter goes back to the text that is right and drafts in turns.
+The thread predicts how the round ends: the first path of its tree is accepted whole, and the draft's own next token follows.
+The drafter proposes what comes after this end. If the round does end so, the next tree is ready when the pass ends. If not, the
+drafter rewinds to the true text and drafts after the pass, as without this thread (*in turns*).
 
     in turns:  draft + pass        beside:  max(pass, end + draft),  and draft more after an end that was not foreseen
 
-Foreseeing decides *when* a tree is drawn, never which: a tree that is used follows the same text. Its round has the same random
-numbers and the same plan as in turns. So every rule keeps its law, and the seed its text. (The idea of PEARL, Liu et al. 2024,
-arXiv 2408.11850, for any drafter that can rewind. ``pearl`` differs after an end that was not foreseen; see there.)
+Predicting the end changes *when* a tree is drawn, never which tree. A tree that is used follows the same text as in turns, with
+the same random numbers and the same plan. So every rule keeps its law, and the same seed gives the same text. (The idea of
+PEARL, Liu et al. 2024, arXiv 2408.11850, for any drafter that can rewind. ``pearl`` does something else after a wrong
+prediction; see there.)
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from outrider.core.interfaces import Context, Drafter, Observation, Plan, RowSta
 from outrider.core.lasting_memory import LastingMemory
 from outrider.core.scores import Scores
 from outrider.core.side_thread import NotCapturedError, become_side_thread, side_stream
-from outrider.drafters.foreseen import after, after_context, at_the_end, cut, first_path, merged
+from outrider.drafters.expected_end import after, after_context, at_the_end, cut, first_path, merged
 
 
 @dataclass(frozen=True, eq=False)
 class _Ahead:
-    """A round that was drafted before its time."""
+    """A round that was drafted ahead."""
 
     texts: Sequence[Sequence[int] | None]
     """The text that each row's tree follows; None where nothing was drafted."""
@@ -42,7 +43,8 @@ class _Ahead:
     draft: Draft
 
     def fits(self, row: int, tokens: Sequence[int], plan: Plan, *, exactly: bool) -> bool:
-        """Whether drafting in turns would give this tree, or a beginning of it. ``exactly``: with the same plan only."""
+        """Whether drafting in turns would give this tree, or one that begins with it. With ``exactly``, only the same plan
+        counts."""
         mine = (self.plan.max_depth[row], self.plan.max_nodes[row])
         return self.texts[row] == tokens and (not exactly or mine == (plan.max_depth[row], plan.max_nodes[row]))
 
@@ -53,7 +55,7 @@ class _Flight:
 
     work: Future[_Ahead]
     again: partial[_Ahead]
-    """The same work, for the thread in front."""
+    """The same work, to be done by the main thread."""
     sizes: Sequence[int]
     """Tokens of each row when the round began."""
     paths: Sequence[Sequence[int]]
@@ -63,19 +65,19 @@ class _Flight:
 @final
 @dataclass(eq=False)
 class BesideState(RowState):
-    """The drafter's own state, which has read what was foreseen."""
+    """The drafter's own state, which has read the predicted text."""
 
     drafter: Drafter
     inner: Any
     held: list[int]
-    """Tokens of each row that are right, whatever was foreseen."""
+    """Number of each row's tokens that are certain, without the predicted ones."""
     flight: _Flight | None = None
     ahead: _Ahead | None = None
     late: bool = False
-    """Some row's text is being read piece by piece."""
+    """Whether some row's text is still being read piece by piece."""
 
     def settle(self) -> None:
-        """Back to the text that is right; nothing is drafted ahead. Rows can come and go."""
+        """Rewind to the true text and drop what was drafted ahead, so that rows can join and leave."""
         if self.ahead is not None:
             self.end_round(self.ahead.draft, [()] * len(self.held))
             self.drafter.rewind(self.inner, self.held)
@@ -102,13 +104,13 @@ class BesideState(RowState):
 
 
 class Beside(Drafter, ABC):
-    """Another drafter, one round ahead of the target where it can be."""
+    """Another drafter, which drafts one round ahead of the target whenever possible."""
 
     offers: ClassVar = tuple(Draws)
     shape: ClassVar = Shape.CHAIN
     waits: ClassVar = "it drafts beside the target already"
     goes_on: ClassVar[bool] = False
-    """After an end that was not foreseen: verify no guess and foresee again, instead of drafting in turns."""
+    """After a wrong prediction: run a pass without guesses and predict again, instead of drafting in turns."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.draws = inner, inner.draws
@@ -165,14 +167,15 @@ class Beside(Drafter, ABC):
         self.inner.finish(state.inner, row, tokens)
 
     def _can_foresee(self, context: Context, plan: Plan) -> bool:
-        """Grammars and processors run in one thread only, and a rule that stops drafts by their laws sees its own round."""
+        """Whether the round can be drafted ahead. Grammars and processors must run on one thread, and a stop rule must see its
+        own round."""
         return context.sampler.tempering is not None and (plan.stop is None or self.draws is Draws.DETERMINISTIC)
 
     def _in_turns(
         self, state: BesideState, context: Context, plan: Plan, fits: Sequence[bool]
     ) -> tuple[Draft, list[Sequence[int]]]:
-        """Draft for the rows whose end was not foreseen; the others keep their trees. Also returns the path that each row is
-        expected to take. The drafter has seen that path."""
+        """Draft for the rows whose end was predicted wrongly; the others keep their trees. Also returns the path that each row
+        is expected to take. The drafter has seen that path."""
         texts, paths, kept = list(context.tokens), [()] * len(fits), None
         if state.ahead is not None:
             kept = cut(state.ahead.draft, plan)
@@ -191,7 +194,7 @@ class Beside(Drafter, ABC):
         return draft if kept is None else merged(kept, draft, fits), list(paths)
 
     def _take_off(self, state: BesideState, context: Context, plan: Plan, draft: Draft, paths: Sequence[Sequence[int]]) -> None:
-        """Draft what follows ``paths`` on the thread."""
+        """Start to draft, on the thread, what follows ``paths``."""
         texts = [after(draft.tree, row, tokens, paths[row]) for row, tokens in enumerate(context.tokens)]
         sizes = [len(tokens) for tokens in context.tokens]
         again = partial(self._again, state, context, texts, replace(plan, stop=None))
@@ -223,7 +226,7 @@ class Beside(Drafter, ABC):
             return _Ahead([text if step else None for text, step in zip(whole, steps, strict=True)], plan, draft)
 
     def _again(self, state: BesideState, context: Context, texts: Sequence[Sequence[int]], plan: Plan) -> _Ahead:
-        """The work of the thread, which it left where it was, from the beginning."""
+        """Do the thread's work again from the beginning, because the thread could not finish it."""
         state.end_round(context.without_guesses(self.draws), [()] * len(texts))
         return self._foresee(state, context, texts, plan)
 

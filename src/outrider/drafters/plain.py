@@ -1,4 +1,4 @@
-"""The drafter that proposes nothing: with it, the loop is plain autoregressive decoding, counted by the same ruler."""
+"""The drafter that proposes nothing. With it the loop is plain autoregressive decoding, measured by the same counters."""
 
 from __future__ import annotations
 

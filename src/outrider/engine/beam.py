@@ -3,13 +3,13 @@
 The search keeps the ``num_beams`` likeliest unfinished texts; each level scores every token after every beam and keeps the
 best. Here a ``Forest`` guesses a tree under every beam, and the target scores all of them in one pass (a row per beam). The
 levels are then *replayed* from its log-probabilities. While all winners of a level are nodes of the trees, the next level needs
-no new pass. Where one is not, the winners are the new beams. Every pass settles at least one level, and what is kept never
-depends on the guesses, so the result is that of plain beam search.
+no new pass. Otherwise the winners are the new beams, and trees are guessed again. Every pass decides at least one level. The
+kept texts never depend on the guesses, so the result is that of plain beam search.
 
     score(beam v) = score(beam) + log p(v | beam);     finished: score / length ^ length_penalty
 
-Length penalty and early stopping are those of ``generate(num_beams=n, do_sample=False)`` in transformers. Deterministic
-and lossless up to rounding (a tie within the rounding of the model may fall the other way). One prompt at a time; no
+Length penalty and early stopping are those of ``generate(num_beams=n, do_sample=False)`` in transformers. The search is
+deterministic, and lossless up to rounding: a near tie may be decided differently. It takes one prompt at a time, and no
 penalties, grammars or other sampling parameters.
 """
 
@@ -170,9 +170,9 @@ def beam_search(
 
 
 def _replay(search: _Search, tree: TokenTree, logits: Tensor) -> tuple[list[int], list[list[int]]]:
-    """Play levels of the search for as long as all its beams are nodes of the trees.
+    """Run levels of the search as long as all its beams are nodes of the trees.
 
-    Returns for every new beam the row it grew from and its nodes there, the root first; its last token is not among them."""
+    For every new beam, returns the row it grew from and its nodes there, the root first and without its last token."""
     children = _children(tree)
     rows, paths = list(range(tree.batch_size)), [[0] for _ in range(tree.batch_size)]
     while True:

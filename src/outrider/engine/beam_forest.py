@@ -1,9 +1,9 @@
 """Guesses for beam search: a tree under every beam, so that the next levels can be replayed from one target pass.
 
-A level is won by tokens of several beams, and a round goes on only while *all* winners were guessed. So guesses must cover
-everything that the search will keep, not one likely text. The forest ``ModelForest`` lets a small model search ahead of the
-target: the same beams, the same scores, its own log-probabilities. The forest ``DrafterForest`` takes what any drafter proposes
-for each beam alone, cheaper and more easily missed. Either way guesses only decide how many levels one pass covers.
+A round continues to the next level only if *all* winners of a level were guessed. So the guesses must cover everything that the
+search will keep, not one likely text. In ``ModelForest`` a small model runs the same beam search ahead of the target, with its
+own log-probabilities. ``DrafterForest`` takes the proposals of any drafter for each beam alone, which is cheaper and covers
+less. In both, guesses only decide how many levels one pass covers.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Level:
     """The newest nodes of all trees."""
 
     totals: Tensor
-    """[R, M] score of each node's path by the small model, at most 0, from the beam's own score on."""
+    """[R, M] score of each node's path: the beam's own score plus the small model's log-probabilities."""
     running: Tensor
     """[R, M] true for nodes that the small model's search continues."""
 
@@ -192,7 +192,8 @@ class ModelForest(Forest):
         return _ModelState(cache)
 
     def _known(self, logits: Tensor, beams: Beams) -> Tensor:
-        """[R, M, V] log-probabilities of tokens a running beam can have: the target's, and no end."""
+        """[R, M, V] log-probabilities of the tokens with which a beam can continue: those of the target's vocabulary, without
+        ends of text."""
         logits = logits[..., : beams.vocab_size].float()
         logits[..., [token for token in beams.end_ids if token < logits.shape[-1]]] = -torch.inf
         return logits.log_softmax(-1)

@@ -23,7 +23,7 @@ from outrider.core.sampling import Sampler
 from outrider.core.scores import Scores
 from outrider.core.tree import TokenTree
 from outrider.device.acceptance.coupled import NOTE
-from outrider.engine.walked import path_along, told_rows, verdicts_of
+from outrider.engine.host_verdicts import path_along, told_rows, verdicts_of
 from outrider.models.attention import tree_tiles
 from outrider.models.attention.tree_triton import pack_words
 from outrider.models.gpu.uploads import sent
@@ -40,7 +40,7 @@ class _Given:
     """The latest guesses of every slot, at fixed memory addresses."""
 
     tokens: Tensor
-    """[B, N] int64, the root first; ``_NOTHING`` behind the last guess."""
+    """[B, N] int64, the root first; ``_NOTHING`` after the last guess."""
     trees: SlotTrees
 
     @staticmethod

@@ -28,7 +28,7 @@ from outrider.models.gpu.reading import sizes_to_read
 from outrider.models.gpu.uploads import sent
 
 _STEP = 256
-"""Token buffers are made in multiples of this."""
+"""Sizes of token buffers are multiples of this."""
 
 
 @final
@@ -87,7 +87,7 @@ class RoundGraphs:
             self._holder = ref(lane)
 
     def let_go(self) -> None:
-        """The slots are for whoever comes next."""
+        """Give the slots up, so that another lane can hold them."""
         self._holder = None
         for batch_size in self._frames:
             self.leave(batch_size)
@@ -130,7 +130,7 @@ class RoundGraphs:
         self.grow(batch_size, states)
 
     def has_pages(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether there are free pages for rows with so many tokens in all, and for a round behind each."""
+        """Whether there are free pages for rows with so many tokens in all, and for a round after each."""
         pool = self.target.pool
         num_pages = pool.pages_for(num_tokens) + num_rows * (1 + pool.pages_for(3 * self.slack))
         return pool.has_room(self._rows_each * num_pages)
@@ -175,7 +175,7 @@ class RoundGraphs:
         return self._limit(state) + self.slack
 
     def _reach(self, state: RequestState, *, rounds: int) -> int:
-        """Last place that rounds may write behind the known text: at least the round in flight and the next one, up to the end
+        """Last place that rounds may write after the known text: at least the round in flight and the next one, up to the end
         of a page."""
         pool = self.target.pool
         return min(pool.pages_for(len(state.tokens) + rounds * self.slack) * pool.page_len, self._capacity(state))
@@ -269,7 +269,7 @@ class RoundGraphs:
         return self.drafter is None or self.drafter.fits(capacity + self.slack)
 
     def at_hand(self, wanted: RoundKind) -> RoundGraph:
-        """A captured round that does what is wanted, perhaps with fewer guesses or pieces. After a warm-up, nothing new is
+        """A captured round that serves the wanted kind, perhaps with fewer guesses or pieces. After a warm-up, nothing new is
         captured."""
         self._forget_moved()
         served = best_of(self._rounds, wanted) if wanted.num_slots in self._prepared and wanted not in self._rounds else None

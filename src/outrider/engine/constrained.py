@@ -66,7 +66,7 @@ def finish_round(graph: CutRound, states: Mapping[int, RequestState], vocab_size
 
 
 def follow(grammar: Grammar, root: Any, tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[Any]]:
-    """The nodes' tokens with forced text in place of guesses, and the grammar's state at each node (None behind a forbidden
+    """The nodes' tokens with forced text in place of guesses, and the grammar's state at each node (None after a forbidden
     token). Where no guess of a node is allowed but a token is forced, that token becomes the node's first child."""
     guesses, states = list(tokens), [root, *[None] * (len(tokens) - 1)]
     children: dict[int, list[int]] = {}

@@ -43,13 +43,13 @@ class Seat:
     num_paged: int = 0
     """Tokens that the slot has pages for."""
     rank: tuple[int, int] = (0, 0)
-    """Its importance: requests with less take slots, and are read, before others."""
+    """Its rank: requests with a smaller one get slots, and are read, before others."""
 
     def __post_init__(self) -> None:
         params, stages = self.state.params, stages_for([self.state.request])
         assert stages is not None, "the host samples for the others"
         self.asks = (stages, params.logprobs is not None, params.grammar is not None)
-        """What its rounds must support: stages of the sampler, log-probabilities, a grammar."""
+        """Features that its rounds must support: stages of the sampler, log-probabilities, a grammar."""
         self.num_read = 0 if self.cache is None else self.cache.lengths[0]
         """Prompt tokens that were read, or will be when all started rounds have ended."""
 

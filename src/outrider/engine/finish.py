@@ -81,7 +81,7 @@ def _append(state: RequestState, token: int, origin: Origin) -> None:
         if state.grammar_state is None:
             raise GrammarError(
                 f"the grammar allows no token after {state.num_output - 1} tokens of the answer; make the schema or grammar "
-                "simpler, or drop min_tokens and the bans that leave it no way on"
+                "simpler, or drop min_tokens and the bans that leave no token"
             )
     if state.stream is not None and token not in state.request.end_ids:
         state.text += state.stream.push(token)

@@ -1,12 +1,11 @@
 """Text that a grammar forces, as the draft of a row: no drafter needs to guess what must follow.
 
-The text is forced and its tokens are not, since a model may split it in other ways. So these tokens are guesses, chosen ones,
-which every rule tests like others. While nearly all of them hold, the drafter is not asked for the row. Where more fail, the
-drafter is asked, and forced text takes the place of guesses that it does not have.
+The text is forced but its tokens are not, since a model may split it in other ways. So these tokens are guesses that every rule
+tests like others. While nearly all of them are accepted, the drafter is not asked for the row. If more fail, the drafter is
+asked, and forced text is used only where it has no guess.
 
-The drafter is shown a root without guesses for such a row. So its caches stay as in a round that does not draft, and the next
-round reads the text. Drafters that read the target's states are shown all nodes: they note the committed ones, whoever guessed
-them.
+For such a row the drafter sees a root without guesses. So its caches stay as in a round that does not draft, and its next round
+reads the text. Drafters that read the target's states see all nodes, because they need the states of the committed ones.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from outrider.core.tree import TokenTree
 _LONGEST = 16
 """Most forced tokens of a row in a round."""
 _SURE = 0.8
-"""Share of the tested tokens that held, from which on the drafter is not asked. One may fail before they are counted."""
+"""The drafter is not asked if at least this share of the tested tokens was accepted. One failure is not counted."""
 _LIKELY = 0.3
-"""The same share, from which on forced text takes the place of missing guesses. Four may fail before they are counted."""
+"""Forced text replaces missing guesses if at least this share was accepted. Four failures are not counted."""
 _WAYS = (Draws.DETERMINISTIC, Draws.IID)
-"""Ways of drawing that a chosen guess goes with: as one of a law that holds nothing else, where there are laws."""
+"""Ways of drawing that allow chosen guesses. Where a draft has laws, a chosen guess gets a law with all probability on it."""
 
 
 class Forced(NamedTuple):
-    """What grammars force in a round: tokens of each row, none where there is a choice."""
+    """The tokens that grammars force in a round, for each row; none if there is a choice."""
 
     runs: list[tuple[int, ...]]
     sure: list[bool]
@@ -117,7 +116,7 @@ class Forced(NamedTuple):
 
 
 def _run_of(state: RequestState, most: int) -> tuple[int, ...]:
-    """The tokens that must follow, at most so many; none where a failure of the grammar is for ``emit`` to find."""
+    """The tokens that must follow, at most so many. None if the grammar fails; ``emit`` then finds the failure."""
     grammar = state.params.grammar
     if grammar is None or most <= 0 or state.grammar_state is None or not _holds(state, _LIKELY, 4):
         return ()
@@ -128,6 +127,6 @@ def _run_of(state: RequestState, most: int) -> tuple[int, ...]:
 
 
 def _holds(state: RequestState, share: float, failures: int) -> bool:
-    """Whether so large a share of the tested tokens has held, not counting a few ``failures``."""
+    """Whether so large a share of the tested tokens was accepted, not counting a few ``failures``."""
     tested, held = state.forced
     return held >= share * (tested - failures)

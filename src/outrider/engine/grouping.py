@@ -1,15 +1,15 @@
 """Which rows of a batch share the next round, and how they are laid side by side.
 
-Rows of a batch accept different numbers of guesses, so their lengths part. Caches here take rows of any lengths (*ragged*):
-every row takes part in every round and nothing is moved. The other two modes are those of engines whose batches are
-rectangles, kept as references to measure against ("Batch Speculative Decoding Done Right", arXiv 2510.22876).
+Rows of a batch accept different numbers of guesses, so their lengths diverge. Caches here take rows of any lengths (*ragged*):
+every row takes part in every round and nothing is moved. The other two modes are those of engines whose batches are rectangles.
+They exist to be measured against ("Batch Speculative Decoding Done Right", arXiv 2510.22876).
 
     eqspec:  before every round all rows are copied into a new rectangle, padded to the longest          (unpad, append, repad)
     exspec:  a round takes rows of equal length from the window, which need no padding; where no two are equal, or somebody has
              waited for long, those who waited longest, realigned as above                                (window = 3 groups)
 
-None of them changes a text: rows of a pass do not see each other. Both copy what they move, as their authors do; the
-rectangles here are padded on the right, since that is where our passes leave room for a tree.
+None of them changes a text, because rows of a pass do not see each other. Both copy what they move, as their authors do.
+Rectangles here are padded on the right, where our passes leave room for a tree.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class HostLane(Lane):
 
 
 def _without_holes(rows: Sequence[int]) -> list[int]:
-    """The rows that stay, in an order that moves as few as possible: the last ones fill the places of those that left."""
+    """The rows that stay, in an order that moves as few as possible: the last ones take the places of those that left."""
     staying = set(rows)
     last = [row for row in rows if row >= len(rows)]
     return [place if place in staying else last.pop() for place in range(len(rows))]

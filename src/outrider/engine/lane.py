@@ -63,7 +63,7 @@ class Lane(ABC):
         return None
 
     def reads(self, number: int, state: RequestState, prefix: Any, *, is_alone: bool) -> bool:
-        """Take a request whose prompt the lane reads in its own rounds, starting behind ``prefix``. Returns False if the prompt
+        """Take a request whose prompt the lane reads in its own rounds, starting after ``prefix``. Returns False if the prompt
         must be read first. ``is_alone``: no other request runs, and none can join it now."""
         del number, state, prefix, is_alone
         return False

@@ -1,8 +1,8 @@
 """Limits on a policy's plan: those of each request, and those of memory.
 
 A policy plans for the batch. A request may ask for fewer guesses than that or for none, and a round may have room for fewer
-nodes than the policy would like. Both only make trees smaller, which no lossless rule minds (Lemma C of docs/lossless.md): how
-long a draft is was decided before any of it was drawn.
+nodes than the policy would like. Both only make trees smaller. Every lossless rule stays exact (Lemma C of docs/lossless.md),
+because the size is decided before anything is drawn.
 
     depth_b = min(plan_b, limit_b, room),   nodes_b = min(plan_b, room)
 """

@@ -1,15 +1,15 @@
 """Memory is counted before it is used: a budget in bytes, and the largest tree that fits it.
 
-What serving needs beside the weights is keys and values of the committed tokens, the same for the nodes of a tree, and the
-logits of those nodes. All of it is known before a round. So a round that would not fit takes a smaller tree, down to the root
-alone, which is plain decoding. A batch that would not fit even then gives up its youngest request. That one starts again from
-its own tokens when there is room. Admission asks that a request alone fits, so nothing that was admitted can fail. The idea of
-bounding the tree by memory is SpecMemo's (arXiv 2506.01986); the count is ours.
+Beside the weights, serving needs memory for the keys and values of committed tokens and of tree nodes, and for the nodes'
+logits. All of it is known before a round. So a round that would not fit takes a smaller tree, down to the root alone, which is
+plain decoding. A batch that would not fit even then returns its youngest request to the queue; it starts again from its own
+tokens when there is room. A request is admitted only if it fits alone, so no admitted request can fail. Bounding the tree by
+memory is SpecMemo's idea (arXiv 2506.01986).
 
     bytes(B, S, T) = B (slots(S + T) k + T v),    slots(n) = 1.5 n in whole blocks of 256       (cache/contiguous.py grows so)
     k: bytes of a token in the caches of target and draft;   v: bytes of a node's logits, twice
 
-Where the target's cache is paged, a row takes the pages it fills, and one more that it may share with nobody:
+If the target's cache is paged, a row takes the pages it fills, and one more that it cannot share:
 
     bytes(B, S, T) = (sum_b S_b + B (T + 2 P)) k + B T v,      P tokens a page; beginnings that rows share are counted in each
 """
@@ -57,7 +57,7 @@ class MemoryModel:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.token_bytes <= 0:
-            raise OptionError("a memory budget needs a model whose cache is known; leave memory_budget out for this one")
+            raise OptionError("a memory budget needs a model with a known cache size; leave memory_budget out for this one")
 
     def bytes_of(self, batch: BatchSize, num_nodes: int) -> int:
         """Upper bound on the bytes of a batch in a round of trees of ``num_nodes``, the root included."""

@@ -64,7 +64,7 @@ class PieceSizes:
         return reading_s / (reading_s + self._round_s)
 
     def _sized(self, rounds: float, line: _Line) -> int:
-        """Tokens that can be read in the time of so many rounds."""
+        """Number of tokens that can be read in the time of so many rounds."""
         if math.isinf(rounds):
             return self._most
         if not line.seconds or not self._round_s:

@@ -1,8 +1,7 @@
 """Prefill: the tokens of new requests are read, at once or piece by piece.
 
-A request arrives with a prompt, or comes back after it had to leave, with a prompt and part of its text. Either way what is
-known is a list of tokens. All of them are read but the last, which is the root of the first tree. A stored beginning
-(``cache/prefixes.py``) need not be read again.
+A new request has a prompt. One that had to leave and comes back has a prompt and part of its text. Either way its tokens are
+read, all but the last, which is the root of the first tree. A stored prefix (``cache/prefixes.py``) need not be read again.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class Prefill:
         return PromptPiece(rows, cache, self._taps)
 
     def took(self, piece: PromptPiece, seconds: float) -> Prefilled | None:
-        """A piece was read, in so many seconds; what was read when that is all."""
+        """Record that a piece was read, in so many seconds. Returns the result if it was the last."""
         self._tapped += [] if piece.states is None else [piece.states]
         states = [state for _, state in self.rows]
         for state in states:
@@ -115,7 +114,7 @@ class Prefill:
         return Prefilled([number for number, _ in self.rows], states, piece.cache, self._all_taps())
 
     def _end(self, state: RequestState, num_read: int, num_tokens: int) -> int:
-        """End of the next piece of a row. A prompt that must be read whole is one piece, and the text behind it another."""
+        """End of the next piece of a row. A prompt that must be read whole is one piece, and the text after it another."""
         prompt_end = len(state.request.prompt_ids) - 1
         if self._target.traits.reads_whole and num_read < prompt_end:
             return prompt_end

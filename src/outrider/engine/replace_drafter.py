@@ -1,9 +1,9 @@
-"""Replaces the drafter of running requests. A learner, which watches what was accepted, supplies the new one.
+"""Replaces the drafter of running requests. A learner supplies the new one, trained on what was accepted.
 
 A new drafter reads what it needs to know again from the rows' tokens.
 
-Only between rounds. Every lossless rule is exact whatever the guesses of a round come from, so the text's law does not notice;
-under the coupled rule not even the text does.
+It is done between rounds. Every lossless rule is exact wherever the guesses of a round come from, so the law of the text stays
+the same. Under the coupled rule the text itself stays the same.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def replace_drafter(engine: Engine, batch: Batch | None, method: Method) -> None
     cannot take over running requests: the scheduler lets those be read again."""
     if batch is not None and method.drafter.taps:
         raise CompositionError(
-            f"drafter {type(method.drafter).__name__} reads states of the target that are gone by now; replace only "
-            "drafters that need nothing but tokens (draft models, look-ups), or let running requests end first"
+            f"drafter {type(method.drafter).__name__} reads states of the target that are no longer kept; replace "
+            "only drafters that read tokens alone (draft models, look-ups), or let running requests end first"
         )
     engine.method = Method(method.drafter, method.rule, engine.method.policy)
     if batch is not None:

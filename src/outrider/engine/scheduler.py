@@ -9,7 +9,7 @@ shares the pass of a round (``admission.py``). Memory is counted before it is us
 youngest of the least important requests returns to the queue with all it has, and is read again later.
 
 A request's life: waiting -> arriving (its tokens are read) -> running (a row of its lane) -> finished or cancelled, and from
-running back to waiting where memory runs out. Not for several threads: ``server/worker.py`` gives it one of its own.
+running back to waiting where memory runs out. It is not thread-safe: ``server/worker.py`` runs it on a thread of its own.
 """
 
 from __future__ import annotations

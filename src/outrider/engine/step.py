@@ -32,11 +32,11 @@ from outrider.core.scores import Scores
 from outrider.core.verdict import RowVerdict
 from outrider.engine.finish import take
 from outrider.engine.forced import Forced
+from outrider.engine.host_verdicts import verdicts_of
 from outrider.engine.job import Slots
 from outrider.engine.limits import plain_plan, within
 from outrider.engine.pieces import PieceSizes
 from outrider.engine.prefill import Prefill, Prefilled, wait_for
-from outrider.engine.walked import verdicts_of
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Pictures of how an image was made: the image, where each code came from, which pass wrote it, and passes per row.
+"""Pictures of how an image was made: the image, the origin of each code, the pass that wrote it, and the passes per row.
 
 Four panels of one height. The second colours every code by its origin (accepted, recovered, bonus). The third shades it by its
 pass, from the first (dark) to the last (bright). The bars on the right count the passes that wrote into each row of codes.

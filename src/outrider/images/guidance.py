@@ -1,7 +1,7 @@
 """Classifier-free guidance as a target: two rows of the model share one choice.
 
-Every request is two rows of the model, one that knows its class and one whose class token is the token that says nothing. Both
-read the same codes, and their logits are mixed before anything is drawn (Ho & Salimans 2022, arXiv 2207.12598):
+Every request is two rows of the model: one with its class token, and one with the token for no class. Both read the same codes,
+and their logits are mixed before anything is drawn (Ho & Salimans 2022, arXiv 2207.12598):
 
     logits = unconditional + scale * (conditional - unconditional)          scale 1: the conditional model alone
 
@@ -108,8 +108,8 @@ class Guided(WrappedTarget[Target]):
 
     @property
     def captured_as(self) -> Target:
-        """What captured rounds run: the model's passes, with two rows per slot; None if the model is itself captured as another
-        one."""
+        """The target of captured rounds: the model, with two rows per slot. None if the model itself is captured as another
+        target."""
         return self.inner if self.inner.captured_as is self.inner else self
 
     def new_cache(self, batch_size: int) -> GuidedCache:

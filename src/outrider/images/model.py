@@ -67,7 +67,7 @@ class ImageModel:
         self.codebook, self.num_classes = codebook, num_classes
         if target.vocab_size != self.nothing + 1:
             wanted = f"{codebook.num_codes} codes and {num_classes} classes"
-            raise ModelError(f"the model has {target.vocab_size} tokens, and its codebook speaks of {wanted}; make it again")
+            raise ModelError(f"the model has {target.vocab_size} tokens, and its codebook has {wanted}; make it again")
         self.target, self.draft = self._guided(target, guidance), None if draft is None else self._guided(draft, guidance)
         self._rounds = Rounds(self.target)
 

@@ -2,8 +2,8 @@
 
 SpecDec++ (Huang et al. 2024, arXiv 2405.19715) puts residual blocks on the draft's last state. A policy sees logits, not
 states, but states can be computed from logits. Logits are l = W s with more tokens than dimensions, so s = W^+ l, and the first
-matrix A of the head folds into A W^+. The head therefore needs nothing from the drafter but its law, and costs less than the
-draft's own output matrix.
+matrix A of the head folds into A W^+. So the head needs only the drafter's law, and costs less than the draft's own output
+matrix.
 
     a(guess) = sigmoid(w . blocks(A s + B e(guess) + c log q(guess))),        A s = (A W^+) l,   B e(.) one row per token
 """

@@ -2,7 +2,7 @@
 
 An exit in the middle of an ordinary target predicts badly. An adapter is a layer that is trained to turn the exit's states into
 those of the last layer, at the cost of one layer per guess. (Liu et al. 2024, Kangaroo, arXiv 2404.18911; their layer has
-attention and norms only, ours has the MLP too.) It begins as the exit itself: what it adds is zero at first.
+attention and norms only, ours has the MLP too.) Before training it equals the bare exit, because what it adds is zero.
 
     q(t) = softmax(head(norm(layer(h_E)(t))))         h_E: states entering layer E; norm and head are the target's own
 """

@@ -1,6 +1,6 @@
-"""Folders of weights, written whole or not at all: a full disk or a kill leaves the checkpoint that was there.
+"""Folders of weights, written completely or not at all: a full disk or a killed process leaves the old checkpoint.
 
-Every file is first written beside its place and then moved over it, the tensors before what describes them.
+Every file is first written under a temporary name and then renamed, the tensors before the files that describe them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_checkpoint(
                 replace_file(folder / file.name, partial(shutil.copyfile, file))
     except (OSError, RuntimeError) as error:
         raise ModelError(
-            f"{folder} cannot be written ({error}); the last checkpoint there is whole: make room, then resume"
+            f"{folder} cannot be written ({error}); the last checkpoint is complete: free disk space, then resume"
         ) from error
 
 

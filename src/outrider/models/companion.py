@@ -1,7 +1,7 @@
-"""A second process that holds a model, or a share of one, and does what this one says.
+"""A second process that holds a model, or a share of one, and does what this process tells it.
 
-It runs a module of ours, reads messages from its standard input, and answers through its standard output. It ends when the
-pipe does, so it never outlives the process that started it. If it dies, its last words say why.
+It runs a module of ours, reads messages from its standard input, and answers through its standard output. It ends when the pipe
+closes, so it never outlives the process that started it. If it dies, its last output says why.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Companion:
         write_message(self._to, message)
 
     def answer(self) -> Any:
-        """Its next answer; None if it has died."""
+        """The companion's next answer; None if it has died."""
         return read_message(self._from)
 
     def is_ready(self) -> bool:
@@ -77,7 +77,7 @@ class Companion:
         return self.answer() == READY
 
     def describe_end(self) -> str:
-        """How it ended, with its last output."""
+        """Describe how the companion ended, with its last output."""
         code = self.process.returncode
         how = "did not answer" if code is None else f"ended by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
         self._words.seek(0)

@@ -29,7 +29,7 @@ def config_of(raw: Raw) -> ModelConfig | None:
     except ModelError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-        raise ModelError(f"config.json cannot be understood ({type(error).__name__}: {error}); fetch the file again") from error
+        raise ModelError(f"config.json cannot be read ({type(error).__name__}: {error}); fetch the file again") from error
     if config is not None:
         _check(config)
     return config

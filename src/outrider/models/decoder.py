@@ -1,6 +1,6 @@
 """The lean decoder: every family whose features ``features.py`` declares, as one loop over layers of plain tensors.
 
-A pass takes the nodes of B trees, puts their keys and values behind each row's committed tokens and scores every node. All
+A pass takes the nodes of B trees, puts their keys and values after each row's committed tokens and scores every node. All
 that the layers share (positions, masks, where to write) is worked out once per pass. Weights are frozen, so nothing here is
 an ``nn.Module``: on small models calling modules costs more than multiplying.
 """

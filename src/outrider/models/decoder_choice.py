@@ -1,4 +1,4 @@
-"""Which decoder of a model is wanted, and what is said where it cannot be had."""
+"""Options for the decoder of a model, and the errors for decoders that are not available."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.core.errors import OptionError
 
 
 class Running(TypedDict, total=False):
-    """Options of ``load_model`` that say how passes run: by default fast, in the usual numerics and pages."""
+    """Options of ``load_model`` for running passes. Defaults: the fast decoder, with the usual numerics and pages."""
 
     fast: bool
     numerics: str
@@ -18,7 +18,7 @@ class Running(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Speed:
-    """Which decoder is wanted."""
+    """The wanted decoder."""
 
     fast: bool
     numerics: str

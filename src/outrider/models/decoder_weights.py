@@ -1,4 +1,4 @@
-"""The weights of a decoder as its matrices multiply: what is read together stands together."""
+"""The weights of a decoder. Matrices that are read together are stored together."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ class StoredBytes(Protocol):
 
 
 class RowTables(Protocol):
-    """What cuts matrices that tables of rows stand for."""
+    """Cuts parts out of matrices that are given as tables of rows."""
 
     def part(self, table: Tensor, inputs: tuple[int, int] | None = None) -> Tensor:
-        """A table of the same rows, which stand alone now: with the inputs from the first number up to the second, or all."""
+        """A table of the same rows as a matrix of its own, with the inputs from the first number up to the second, or with
+        all."""
         ...
 
 
@@ -50,7 +51,7 @@ class PackedSource(RowTables, Protocol):
     """The storage of packed matrices on a GPU (``quantised/packed_rows.py``)."""
 
     dtype: torch.dtype
-    """Type of the activations that meet them."""
+    """Type of the activations in products with them."""
 
     def matrix(self, table: Tensor) -> Any:
         """The packed matrix of these rows."""
@@ -146,7 +147,7 @@ class Weights:
 
 
 class Division(Protocol):
-    """Which layers are wanted, and which part of every matrix (``share.py``)."""
+    """Selects layers, and a part of every matrix, for one rank (``share.py``)."""
 
     def layers(self, num_layers: int) -> Sequence[int]: ...
 

@@ -1,4 +1,5 @@
-"""Would the whole target say the same as this exit? A small network per layer, on what the exit says of a few tokens.
+"""Predicts whether the whole target agrees with an exit: a small network per layer, which reads the exit's probabilities of a
+few tokens.
 
 SpecEE (Xu et al. 2025, arXiv 2504.08850) asks, layer by layer, whether the layers above would still change the token. A network
 of one hidden layer reads three numbers for each of k speculated tokens. They are its probability, its probability among the k,

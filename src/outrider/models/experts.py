@@ -5,12 +5,12 @@ The router scores E experts for a node, the k best are taken, and their outputs 
     s = router(x),   chosen = top k of s,   w = softmax(s over chosen)  or  softmax(s over all) of the chosen
     y = sum over chosen e of  w_e down_e(activation(gate_e x) * up_e x)
 
-DeepSeek's routers take experts from the best groups only, and weigh by sigmoids with a bias that moves the choice alone:
+DeepSeek's routers choose experts from the best groups only. Weights are sigmoids, and a bias affects the choice alone:
 
     c = sigmoid(s) + bias,   group = sum of its two best c,   chosen = top k of c in the best groups,   w = sigmoid(s) / sum
 
-Every expert multiplies the nodes that chose it in one product, and its weights are not read where nobody did. (Shazeer et al.
-2017, arXiv 1701.06538; Jiang et al. 2024, "Mixtral", arXiv 2401.04088; DeepSeek-AI 2024, arXiv 2412.19437.)
+Every expert multiplies all nodes that chose it in one product. Weights of experts that no node chose are not read. (Shazeer et
+al. 2017, arXiv 1701.06538; Jiang et al. 2024, "Mixtral", arXiv 2401.04088; DeepSeek-AI 2024, arXiv 2412.19437.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names of what heads and draft models can be written as."""
+"""Names of the formats in which heads and draft models can be exported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a decoder is made of, as numbers and switches: one decoder runs every family whose features are declared here.
 
 A family is a row of values, never a class: two checkpoints with the same features run the same code on every device.
-``config.py`` reads them from a ``config.json``; ``Decoder`` (PyTorch) knows them all, the GPU's and the native decoder say
-which they know (``gpu/known.py``, ``native/known.py``).
+``config.py`` reads them from a ``config.json``. ``Decoder`` (PyTorch) supports all of them. The GPU decoder and the native one
+say which they support (``gpu/known.py``, ``native/known.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Experts:
     normalised: bool
     """The weights of the chosen experts add up to 1; otherwise they are the router's probabilities over all experts."""
     layers: tuple[bool, ...]
-    """Which layers have experts; the others have an ordinary MLP."""
+    """For each layer, whether it has experts; the others have an ordinary MLP."""
     scoring: str = "softmax"
     """How the router's scores become weights: "softmax" over all experts, or "sigmoid"."""
     groups: int = 1
@@ -43,9 +43,9 @@ class Experts:
 class Latent:
     """Latent attention: keys and values of all heads are products of one short vector per token, and only that is cached.
 
-    A key is what its head makes of the latent, beside a rotated part that all heads share. In the absorbed form, a head's
-    matrices multiply its query and its output instead. Every head then looks at the latents themselves, as at one key head of
-    ``rank + rope_dim`` whose first ``rank`` dimensions are its values. (DeepSeek-AI 2024, arXiv 2405.04434.)"""
+    A head's key is its matrix times the latent, and a rotated part that all heads share. In the absorbed form, the head's
+    matrices multiply its query and its output instead. Then every head attends to the latents themselves, as one key head of
+    size ``rank + rope_dim`` whose first ``rank`` dimensions are the values. (DeepSeek-AI 2024, arXiv 2405.04434.)"""
 
     rank: int
     """Size of the latent of keys and values."""

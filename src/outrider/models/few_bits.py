@@ -1,4 +1,4 @@
-"""A matrix of few bits, whatever its layout: codes and scales, joined, picked and cut without a number that changes."""
+"""A matrix of few bits, in any layout: codes and scales. Joining, picking and cutting such matrices changes no number."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class FewBits(ABC):
     """An [out, in] matrix of codes and scales. Its products take it as it is."""
 
     outputs_at: ClassVar[Mapping[str, int]]
-    """The tensors that have a row, or a column, for every output: which of their dimensions that is. The other one belongs to
+    """For each tensor with a row or a column per output, the dimension of the outputs. The other dimension belongs to
     inputs."""
 
     @property
     @abstractmethod
     def unit(self) -> int:
-        """Neighbouring inputs that are not parted."""
+        """Number of neighbouring inputs that must stay together."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class FewBits(ABC):
     @property
     @abstractmethod
     def form(self) -> tuple[object, ...]:
-        """What matrices must share to be one matrix, one below the other."""
+        """The properties that matrices must share to be joined into one."""
 
     @property
     @abstractmethod
@@ -56,7 +56,7 @@ Few = TypeVar("Few", bound=FewBits)
 
 
 def joined(pieces: Sequence[Few]) -> Few:
-    """Matrices of one form, one below the other."""
+    """Matrices of one form, joined along their outputs."""
     if len(pieces) == 1:
         return pieces[0]
     parts = {name: [each for piece in pieces if (each := vars(piece)[name]) is not None] for name in pieces[0].outputs_at}
@@ -75,10 +75,10 @@ def picked(matrix: Few, rows: Tensor) -> Few:
 
 
 def with_inputs(matrix: Few, begin: int, end: int) -> Few:
-    """Some neighbouring inputs of all outputs. What belongs to all inputs stays."""
+    """A range of inputs, for all outputs. Tensors that belong to all inputs stay unchanged."""
     depth, found = matrix.shape[1], dict[str, Tensor]()
     if begin % matrix.unit or end % matrix.unit:
-        raise OptionError(f"inputs {begin} to {end} cut {matrix.unit} inputs that are not parted; use 'bfloat16'")
+        raise OptionError(f"inputs {begin} to {end} cut {matrix.unit} inputs that must stay together; use 'bfloat16'")
     for name, of_outputs in matrix.outputs_at.items():
         tensor: Tensor | None = vars(matrix)[name]
         if tensor is not None and (length := tensor.shape[1 - of_outputs]) > 1:
@@ -92,5 +92,5 @@ def _concatenated(tensors: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Codes of one byte as bytes, which PyTorch joins and picks whatever they mean."""
+    """Codes of one byte as plain bytes, which PyTorch can join and pick."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

@@ -1,9 +1,9 @@
 """A draft model that guesses with fuzzy passes and reads what was accepted exactly (EasySpec, arXiv 2502.02493).
 
-Groups of its layers run at once on what enters the group (``layer_groups.py``). Keys and values of such a pass are close to the
-model's own, and errors would add up over a text. So a round begins with an exact pass over the tokens that were committed since
-the last exact one (*bonus calibration*). Its last logits are the first guess, so it costs no pass of its own. Later passes of
-the round are fuzzy. Guesses get a little worse, and any rule that is exact for them stays exact.
+Groups of its layers run at the same time, all on the input of the group (``layer_groups.py``). Keys and values of such a pass
+are close to the model's own, and errors would add up over a text. So a round begins with an exact pass over the tokens that
+were committed since the last exact one (*bonus calibration*). Its last logits are the first guess, so it costs no pass of its
+own. Later passes of the round are fuzzy. Guesses get a little worse; lossless rules stay lossless.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Any Hugging Face causal language model as a target, through its own modules.
 
-A tree goes in as a 4-D mask (one per kind of layer where the architecture has several) and a position per node. Whether a
-model honours both is not declared anywhere, so it is *tried* when the model is first opened (``hf_check.py``), and the verdict
-is kept (``hf_verdict.py``). A model that fails, or keeps a recurrent state instead of keys and values, is refused.
+A tree is passed as a 4-D mask (one per kind of layer if the architecture has several) and a position per node. No model
+declares that it honours both, so it is *tried* when the model is first opened (``hf_check.py``), and the verdict is kept
+(``hf_verdict.py``). A model that fails, or keeps a recurrent state instead of keys and values, is refused.
 (``models/recurrent/`` has decoders for some of the latter.)
 """
 
@@ -84,7 +84,7 @@ class HFModel(AdaptedModel):
         except Exception as error:  # transformers raises many kinds, and all of them mean that the folder cannot be used
             reason = " ".join(str(error).split())
             if not trust_remote_code and "trust_remote_code" in reason:
-                what = "brings Python code of its own, which is not run unasked"
+                what = "brings Python code of its own, which is not run by default"
                 raise ModelError(f"{folder} {what}; read it, then use trust_remote_code=True (--trust-remote-code)") from error
             why = f"{type(error).__name__}: {reason[:200]}"
             raise ModelError(f"{folder}: transformers cannot open it ({why}); fetch it again, or use another model") from error
@@ -186,7 +186,7 @@ class HFModel(AdaptedModel):
 
 @final
 class LanguageModelHead:
-    """From the last layer's output to the logits: modules, the head, a constant factor and a soft cap."""
+    """Computes logits from the last layer's output: modules, the head, a constant factor and a soft cap."""
 
     def __init__(self, modules: Sequence[nn.Module], head: nn.Module, softcap: float | None, scale: float) -> None:
         self._modules, self._head, self._softcap, self._scale = modules, head, softcap, scale
@@ -272,7 +272,9 @@ def _last_layer(model: nn.Module, num_layers: int, name: str) -> tuple[nn.Module
         if len(found) > 1:
             model(input_ids=torch.tensor([[1, 2, 3]], device=next(model.parameters()).device))
     except Exception as error:  # transformers raises many kinds, and all of them mean the same here
-        raise ModelError(f"{name}: {type(model).__name__} reads no text alone ({type(error).__name__}); use another") from error
+        raise ModelError(
+            f"{name}: {type(model).__name__} has no text model of its own ({type(error).__name__}); use another"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()

@@ -1,8 +1,8 @@
 """Keys and values of a Hugging Face model: a ``DynamicCache`` whose rows have their own lengths.
 
 transformers appends the new tokens of all rows at one place, after the longest row. A row's committed tokens are its first
-``lengths[b]`` slots; what follows them up to the nodes of the current tree is a gap that the mask hides. A commit moves
-the accepted nodes down to their row's end and cuts the cache behind the longest row; a chain on level rows moves nothing.
+``lengths[b]`` slots; what follows them up to the nodes of the current tree is a gap that the mask hides. A commit moves the
+accepted nodes to their row's end and cuts the cache after the longest row. A chain with rows of equal length moves nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What the adapter promises of a transformers model, tried when the model is opened.
+"""Checks of a transformers model, run when the adapter opens it.
 
 Whether a model honours tree masks and positions is declared nowhere, so every promise is tried on a few tokens:
 
     trees       ragged rows of one node, of branching and of deep trees get the logits of their sequences written out
     company     a row at the far end of the context beside one at its beginning: neither changes the other
 
-A model that ignores trees is refused with the reason. One whose rows change each other in long contexts (its rotary scaling
-follows the length of a pass) is opened for the longest context where they do not. Nothing is scored wrongly in silence.
+A model that ignores trees is refused with the reason. In some models rows change each other in long contexts, because the
+rotary scaling follows the length of a pass. These are opened for the longest context where they do not. So no score is wrong
+without an error or a warning.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The verdict on a transformers model, kept on disk: what ``hf_check.py`` tried is tried once for each model.
 
 A verdict belongs to a configuration, the context it is opened for, and the type of its numbers. It also belongs to the versions
-of torch and transformers, and to the code of the model and of the checks. Weights are no part of it: what is tried is how an
-architecture places and masks tokens. A model that is handed over in memory may have been changed by its owner, so it is tried
-every time.
+of torch and transformers, and to the code of the model and of the checks. It does not depend on weights, because the checks
+only concern how an architecture places and masks tokens. A model passed in memory may have been changed by its owner, so it is
+tried every time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Targets on devices that do passes and nothing else: scores come back to the host, where the rest of a round runs.
+"""Targets on devices that only run passes. Scores are copied to the host, where the rest of a round runs.
 
 Apple's GPUs (PyTorch's device "mps") have no float64, which random numbers and acceptance rules need, and few people have tried
-their operators. So only the model's own layers and its cache are there. A round sees a target on the CPU. Memory is shared by
-both, so what comes back costs one copy in memory.
+their operators. So only the model's layers and its cache are on the device. A round sees a target on the CPU. Both share the
+memory, so returning scores costs one copy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_mps() -> None:
     """Refuse Apple's GPU if PyTorch does not support it here."""
     if not torch.backends.mps.is_available():
         why = "this machine has none" if torch.backends.mps.is_built() else "this PyTorch was built without it"
-        raise OptionError(f"device 'mps' is not there ({why}); use cpu, which is the default on a Mac")
+        raise OptionError(f"device 'mps' is not available ({why}); use cpu, which is the default on a Mac")
 
 
 class Away(WrappedTarget[Inner], ABC):

@@ -1,8 +1,8 @@
-"""Which tokens of a prompt matter: what the end of the prompt attends to in a small model, kept in whole chunks.
+"""Finds the important tokens of a prompt: those that the end of the prompt attends to in a small model, in whole chunks.
 
 A token's importance is the attention that the last tokens of the prompt give it, the mean over those tokens, heads and layers
-(after speculative prefill, Liu et al. 2025, arXiv 2502.02789). A peak lifts its neighbours, because a name or a number is more
-than one token. Then chunks are kept whole, those with the highest mean first, and the last one always.
+(after speculative prefill, Liu et al. 2025, arXiv 2502.02789). A peak raises its neighbours, because names and numbers have
+several tokens. Chunks are kept whole, those with the highest mean first, and always the last one.
 
     a(j) = mean over layers, heads and last tokens i of softmax_j(q_i k_j),     b(j) = max of a over |j' - j| <= reach
 """

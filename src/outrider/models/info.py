@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its headers alone: no weight is read."""
+"""Describes a checkpoint from its headers alone, without reading weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outrider.models.weights import SafetensorsFolder
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What ``outrider info`` prints."""
+    """The output of ``outrider info``."""
 
     name: str
     family: str

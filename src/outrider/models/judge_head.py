@@ -1,8 +1,9 @@
-"""Is this guess harmless? A linear head on the target's last state after the guess, written as one on its log-probabilities.
+"""Predicts whether a guess is harmless: a linear head on the target's last state after the guess, rewritten to read
+log-probabilities.
 
 Judge decoding (Bachmann et al. 2025, arXiv 2501.19309) puts a linear head on the target's state at the guessed token. A rule
-sees laws, not states, but the one is read off the other: logits are l = W s + c, with more tokens than dimensions. The head
-w . s therefore is v . log p with a vector v over the vocabulary that does not notice c.
+sees laws, not states. But logits are l = W s + c, with more tokens than dimensions, so states can be computed from laws. The
+head w . s equals v . log p, with a vector v over the vocabulary for which c does not matter.
 
     W^T v = w,  1^T v = 0      ->      v . log p = w . s          harmless  iff  sigmoid(v . log p + b) > threshold
 """

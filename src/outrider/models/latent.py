@@ -1,11 +1,11 @@
-"""Latent attention in its absorbed form: the cache holds one short vector per token, and every head looks at it.
+"""Latent attention in its absorbed form: the cache holds one short vector per token, to which every head attends.
 
     c = norm(down x),   r = rotated(key x)                 cached: [c, r], one key head for all query heads
     q = [q_nope K, rotated(q_rope)],   s = q . [c, r]       K: the head's part of the up-projection of keys
     o = V (softmax(s) c)                                    V: the head's part of the up-projection of values
 
-With keys k = [K^T c, r] and values v = V c written out, as the definition has them, the same scores and sums come out:
-q_nope . (K^T c) = (q_nope K) . c, and V goes in front of the sum. (DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, 2.1.)
+This gives the same scores and sums as the definition, with keys k = [K^T c, r] and values v = V c: q_nope . (K^T c) = (q_nope
+K) . c, and V goes in front of the sum. (DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, 2.1.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.models.norms import rms_norm
 
 @final
 class LatentAttention(Attention):
-    """Queries and latents from one product; latents go to the cache, queries look at them."""
+    """Computes queries and latents in one product. Latents go to the cache, where queries attend to them."""
 
     def __init__(self, config: ModelConfig, layer: int, weights: LayerWeights, *, linear: LinearOf, out: Linear) -> None:
         assert config.latent is not None and weights.latent_norm is not None

@@ -1,8 +1,8 @@
-"""Layers of a draft that run at once, and layers that run one after the other on whichever rank holds them.
+"""Layers of a draft that run at the same time, and layers that run in order, each on the rank that holds it.
 
-A small model on several devices waits for messages: a divided layer ends in two of them. Layers that are whole on a rank can
-run at once instead, if all of a group read what enters the group. The result is *fuzzy*: close to the model's, with two
-messages a group. ``Group`` is that; ``Relayed`` is the same layer run exactly. (Wu et al. 2025, EasySpec, arXiv 2502.02493.)
+A small model on several devices mostly waits for messages: a divided layer needs two. Whole layers on different ranks can run
+at the same time instead, if all layers of a group read the group's input. The result is *fuzzy*: close to the model's, with two
+messages a group. ``Group`` does this. ``Relayed`` runs one layer exactly. (Wu et al. 2025, EasySpec, arXiv 2502.02493.)
 
     y = x + sum_j attention_j(x),        z = y + sum_j mlp_j(y),        j over the layers of a group, on all ranks
 """
@@ -32,7 +32,7 @@ class Group(AnyLayer):
         return x + self._added(x, step, attends=False) if feeds else x
 
     def _added(self, x: Tensor, step: Pass, *, attends: bool = True, feeds: bool = True) -> Tensor:
-        """What one half of all layers adds to the residual stream."""
+        """The sum of what attention, or the MLP, of all layers of the group adds to the residual stream."""
         added = torch.zeros_like(x)
         for layer in self._mine:
             added += layer.part(x, step, attends=attends, feeds=feeds) - x

@@ -1,7 +1,7 @@
 """The pieces of a decoder layer: rotation, attention, MLP, and how a layer puts them together.
 
-Everything runs on flat [B * N, H] activations and counts its operations: a small model on a CPU spends its time in calling
-kernels, not in them. What could be decided per layer was decided when the layer was built, so a pass only computes.
+Everything runs on flat [B * N, H] activations, in as few operations as possible: a small model on a CPU spends most of its time
+calling kernels. Choices of a layer are made when the layer is built, not in a pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Pages of the first rank of a divided model. Its followers are told them before each pass and keep no books of their own."""
+"""Pages of the first rank of a divided model. Followers get the page numbers before each pass and do not manage pages
+themselves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Open a model by name: a folder, a hub name or a GGUF file.
 
-The lean decoder runs it where it knows the architecture, Hugging Face's own modules where it does not.
+The lean decoder runs it if it supports the architecture; otherwise Hugging Face's own modules do.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _load_stored(path: Path, device: torch.device, *, max_len: int | None, speed
         why = "which is not a GGUF file" if form is None else f"whose matrices ({form.title}) are dequantised on {there}"
         raise OptionError(f"{what} for {path}, {why}; use 'auto', or 'int8' for weights of 8 bits")
     if speed.float_inputs and device.type != "cpu":
-        raise OptionError(f"{what} on this device; use device='cpu', or dtype = 'float32', which has its scores")
+        raise OptionError(f"{what} on this device; use device='cpu', or dtype = 'float32', which gives the same scores")
     if device.type not in ("cpu", "cuda") or not speed.fast:
         raise OptionError(f"{what} here; use device='cpu' or 'cuda', and fast=True")
     if not is_gguf:
@@ -296,7 +296,7 @@ def device_of(name: str | None) -> torch.device:
     except RuntimeError:
         raise OptionError(f"unknown device {name!r}; {nearest(name, ['auto', 'cpu', 'cuda', 'cuda:0', 'mps'])}") from None
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise OptionError(f"device {name!r} is not there ({torch.cuda.device_count()} CUDA devices found); use cpu")
+        raise OptionError(f"device {name!r} is not available ({torch.cuda.device_count()} CUDA devices found); use cpu")
     if device.type == "mps":
         check_mps()
     return device

@@ -1,4 +1,4 @@
-"""The names of a checkpoint's tensors: ours are Llama's, and a family that has others says which."""
+"""Names of a checkpoint's tensors. Ours are Llama's; families with other names declare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The norms of a decoder: of the residual stream, of what is added to it, and of queries and keys.
+"""The norms of a decoder: of the residual stream, of sublayer outputs, and of queries and keys.
 
 rms     x / sqrt(mean(x^2) + eps) * w
 layer   (x - mean(x)) / sqrt(var(x) + eps) * w + b

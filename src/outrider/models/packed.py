@@ -1,15 +1,15 @@
 """Matrices in 8 or 4 bits: a pass reads half or a quarter of the bytes, and multiplies with rounded numbers.
 
-Each output (8 bits) or each 128 inputs of an output (4 bits) share a scale, the largest number of theirs over 127 or 7; no
-calibration. It changes the model: the text is that of the rounded model, whose own plain decoding is what speculation on it
-equals. Two nibbles share a byte: input j of a group of 128 is the low one of byte j, input 64 + j the high one. So a tile of
-bytes is two tiles of inputs, each in order.
+There is a scale for each output (8 bits), or for each 128 inputs of an output (4 bits): the largest number divided by 127 or 7,
+without calibration. This changes the model. Speculative text equals plain decoding of the rounded model. A byte holds two 4-bit
+codes: in a group of 128, byte j has input j in its low half and input 64 + j in its high half. So a tile of bytes is two tiles
+of inputs, each in order.
 
     w ~ scale * q,      q = round(w / scale) in -127 .. 127,  or -7 .. 7 stored as q + 8
 
 Quantised checkpoints (``quantised/packed_rows.py``) come in the same form, rounded by their makers. They may have other groups,
-zeros (w = scale * (q - zero)), or e4m3 floats in the place of whole numbers of 8 bits. In 4 bits they may have places in a
-table (nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
+zero points (w = scale * (q - zero)), or e4m3 floats instead of 8-bit integers. In 4 bits they may have indices into a table
+(nf4) or e2m1 floats (MXFP4). Scales of e2m1 floats are powers of two, stored as 127 more than the exponent.
 """
 
 from __future__ import annotations
@@ -161,15 +161,15 @@ def pack(weight: Tensor, bits: int) -> Packed:
 
 
 def part_in_eight(part: Tensor, whole: Tensor) -> Tensor:
-    """[.., out, inputs + 4] int8: some inputs of a matrix, rounded as ``pack`` rounds it ``whole``, and behind the codes of an
-    output the bytes of its scale."""
+    """[.., out, inputs + 4] int8: some inputs of a matrix, rounded as ``pack`` rounds the ``whole`` matrix. After an output's
+    codes come the bytes of its scale."""
     scales = _scales(whole.float(), 127).to(whole.dtype)
     codes = _whole(part.float(), scales, 127).to(torch.int8)
     return torch.cat((codes, scales.float()[..., None].view(torch.int8)), -1)
 
 
 def codes_and_scales(rounded: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, inputs] int8 and [out] float32 of what ``part_in_eight`` made."""
+    """[out, inputs] int8 codes and [out] float32 scales from the result of ``part_in_eight``."""
     size = torch.float32.itemsize
     return rounded[:, :-size].contiguous(), rounded[:, -size:].contiguous().view(torch.float32)[:, 0]
 
@@ -213,10 +213,10 @@ class LayerMatrices:
     down: Matrix
     rest: LayerWeights
     shared_gate_up: Matrix | None = None
-    """Those of the MLP beside experts."""
+    """The same matrices of the shared MLP beside the experts."""
     shared_down: Matrix | None = None
     query_up: Matrix | None = None
-    """Makes queries of their latents."""
+    """Computes queries from their latents."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
-"""Heads made wider with zeros, for kernels whose vectors a head must fill: the same numbers come out.
+"""Heads padded with zeros, for kernels that need wider heads. The results are the same.
 
-Both halves of a head grow by equally many zeros, so that rotary partners stay half a head apart. The new dimensions have the
-angle 0, like those that partial rotation leaves alone. Added values meet added columns of zeros in the output matrix.
+Both halves of a head get equally many zeros, so rotary partners stay half a head apart. The new dimensions have the angle 0,
+like those that partial rotation does not rotate. The output matrix gets columns of zeros for the added values.
 
     norm per head   w' = w sqrt(d / D),  eps' = eps d / D       so that  norm'(x, 0) = norm(x)
 """
@@ -19,8 +19,8 @@ from outrider.models.features import ModelConfig
 
 
 def can_pad(config: ModelConfig) -> bool:
-    """Whether heads can be padded. Norms over a head would see the zeros if they subtract the mean or share eps with the
-    stream."""
+    """Whether heads can be padded. They cannot if a norm over a head subtracts the mean or has the stream's eps, because zeros
+    would then change it."""
     return not config.qk_norm
 
 

@@ -3,7 +3,7 @@
     W' = W + s B A,   s = a / r, or a / sqrt(r) with rslora          (Hu et al. 2021, arXiv 2106.09685; rslora: 2312.03732)
     DoRA:  W' = m (W + s B A) / |W + s B A|, row by row               (Liu et al. 2024, arXiv 2402.09353)
 
-The merged folder is an ordinary checkpoint, so every decoder and every method runs it. Sums are made in float32.
+The merged folder is an ordinary checkpoint, which every decoder and method can run. Sums are computed in float32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PeftConfig:
 
 
 def _of_module(named: Mapping[str, Any], module: str, default: Any) -> Any:
-    """PEFT's rule: a key is a pattern that matches the module's name, or its end after a dot."""
+    """Find a module's value as PEFT does: a key is a pattern that matches the module's name, or its end after a dot."""
     key = next((key for key in named if re.match(rf"(.*\.)?({key})$", module)), None)
     return default if key is None else named[key]
 

@@ -1,11 +1,11 @@
-"""Matrices of GGUF files for a GPU: their blocks taken apart into planes, each of which is read in whole lines.
+"""Matrices of GGUF files for a GPU. Their blocks are split into planes, so that memory is read in whole lines.
 
     w = scale * (code - middle) + offset        scale = scales * steps,   offset = offsets * offset_steps
 
 A unit is 32 inputs. Byte j of its 16 in ``low`` holds the low four bits of the codes of inputs j and 16 + j. ``high`` has the
 upper bits of both, those of j first: 2 bits for codes of 5 bits, 4 for codes of 6, 8 for codes of 8. Blocks have a scale of 16
-bits. In types with blocks of 256 (the K types) every group has a whole number besides, its step. A type is data here, not a
-kernel: which planes there are, how long groups and blocks are, and which code is the middle.
+bits. In types with blocks of 256 (the K types) every group also has a whole number, its step. A storage type is described by
+data, not by a kernel of its own: its planes, the lengths of groups and blocks, and the middle code.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Planes(FewBits):
     scales: Tensor
     """[in / block, out] float16."""
     middle: int = 0
-    """The code of a weight that has nothing but its offset."""
+    """The code of 0: a weight with this code equals its offset."""
     high: Tensor | None = None
     """[out, in * (bits - 4) / 8] uint8, in codes of more than 4 bits."""
     steps: Tensor | None = None
@@ -107,13 +107,13 @@ class Planes(FewBits):
         return (low | _apart(self.high, self.extra_bits) << 4).flatten(1)
 
     def _spread(self, scales: Tensor, steps: Tensor | None) -> Tensor:
-        """[out, in] float32 of what stands once a block, times what stands once a group."""
+        """[out, in] float32: one number per block times one number per group, for every input."""
         found = scales.float().T.repeat_interleave(self.block_len, 1)
         return found if steps is None else found * steps.float().T.repeat_interleave(self.group_len, 1)
 
 
 def _apart(packed: Tensor, bits: int) -> Tensor:
-    """[out, units, 32] of pairs of ``bits`` each, 16 of them to a unit."""
+    """[out, units, 32] the codes of pairs with ``bits`` bits each, 16 pairs per unit."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     pairs = ((packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).reshape(len(packed), -1, HALF, 2)
     return pairs.transpose(-1, -2).flatten(2)

@@ -1,4 +1,4 @@
-"""Prompts in pieces: ragged rows cut into chunks that all models put through their layers one after the other."""
+"""Prefill in chunks: ragged rows are cut into chunks, which a model reads one after the other."""
 
 from __future__ import annotations
 

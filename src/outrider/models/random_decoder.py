@@ -1,4 +1,4 @@
-"""The real decoder, small and with random weights: for tests and examples that need keys, values and hidden states."""
+"""A small decoder with random weights, for tests and examples that need keys, values and hidden states."""
 
 from __future__ import annotations
 

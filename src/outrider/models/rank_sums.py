@@ -1,7 +1,7 @@
-"""Where the shares of a divided model meet: sums over ranks, and the table of embeddings.
+"""Combines the shares of a divided model: sums over ranks, and the embedding table.
 
-A share holds some heads, some columns of the MLP and some rows of the vocabulary. What it computes of a half layer is one term
-of a sum over ranks. ``Joint`` is that sum; a decoder that was given none is whole.
+A share holds some heads, some columns of the MLP and some rows of the vocabulary. Its output of attention or of the MLP is one
+term of a sum over ranks. ``Joint`` computes that sum. A decoder without one is whole.
 
     x + sum_r out_r(attention_r(x)),        x + sum_r down_r(gated_r(x)),        embedding = sum_r rows_r
 """
@@ -64,7 +64,7 @@ class Joint(ABC):
         return self.sum(torch.where(is_mine[..., None], found, 0.0))
 
     def tell(self, verb: str, *arguments: Any) -> None:
-        """Make the following ranks do something. By default no rank follows."""
+        """Send a command to the following ranks. By default there are none."""
         del verb, arguments
 
     @property

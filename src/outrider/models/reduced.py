@@ -1,8 +1,8 @@
-"""Draft models that can say only the commonest tokens (FR-Spec: Zhao et al. 2025, arXiv 2502.14856).
+"""Draft models that can produce only the commonest tokens (FR-Spec: Zhao et al. 2025, arXiv 2502.14856).
 
-A draft of a large vocabulary spends much of its time on its output matrix, and most rows are of tokens it never guesses. Such
-a draft reads all tokens, multiplies with the rows of some, and says nothing about the others. The target verifies what it
-guesses as always, so nothing changes but how much is accepted.
+A draft with a large vocabulary spends much of its time on its output matrix, most rows of which belong to tokens it never
+guesses. A reduced draft reads all tokens, but has output rows for only some of them. The target verifies its guesses as always,
+so only the acceptance rate changes.
 
     logits(x) = W[ids] h,  in place ids of the whole vocabulary;  -inf elsewhere
 

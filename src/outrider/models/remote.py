@@ -1,8 +1,8 @@
-"""A model in another process, with the interface of one here: a draft that works on cores of its own.
+"""A model in another process, with the interface of a local one: a draft that runs on its own cores.
 
-Passes of one process take turns on a CPU. A draft in a process of its own really drafts while the target checks, which is what
-``pearl`` waits for; any other row may use it too. Calls become messages: changes of caches are told with the next call that
-has an answer, so a chain of guesses is one message and one answer. Numbers and texts are those of the same model here.
+Passes of one process take turns on a CPU. A draft in its own process can draft while the target verifies, which ``pearl``
+needs; any other method may use it too. Calls become messages. Changes of caches are sent with the next call that has an answer,
+so a chain of guesses is one message and one answer. Numbers and texts are those of a local model.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from outrider.models.companion import answering, read_message, write_message
 from outrider.models.load import load_model
 
 Law = tuple[Tempering, Tensor, Tensor]
-"""How guesses are drawn: temperatures and truncations, seeds, output positions."""
+"""Sampling of guesses: temperatures and truncations, seeds, output positions."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Rotary positions: how fast each pair of dimensions turns, and the cosines and sines of every position.
+"""Rotary positions: the frequency of each pair of dimensions, and the cosines and sines of every position.
 
 Pair i of a query or key at position p is turned by the angle p * f_i. So a product of a query and a key depends on their
 distance alone (Su et al. 2021). With base t and d rotated dimensions f_i = t^(-2i/d); the scalings change f so that a model
@@ -95,7 +95,7 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 def _yarn(rope: Rope, plain: Tensor) -> Tensor:
     def dimension_of(turns: float) -> float:
-        """Where a pair makes this many turns in the original context."""
+        """The dimension whose pair makes this many rotations in the original context."""
         return rope.dim * math.log(rope.original_len / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)

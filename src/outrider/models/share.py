@@ -2,8 +2,8 @@
 
 Queries go with the key-value head they look at, so no head is cut. Sizes that do not divide evenly differ by one between ranks;
 heads must divide evenly. Columns of the MLP may come in units, such as the inputs that share a scale, which are not cut. Norms
-are whole everywhere. A bias behind a sum over ranks belongs to the first rank, or it would be
-added once per rank. (The division is Megatron's: Shoeybi et al. 2019, arXiv 1909.08053.)
+are whole everywhere. A bias that is added after a sum over ranks belongs to the first rank, or it would be added once per rank.
+(The division is Megatron's: Shoeybi et al. 2019, arXiv 1909.08053.)
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Share:
         }
 
     def _latents(self, config: ModelConfig, latent: Latent, whole: LayerWeights) -> dict[str, Tensor | None]:
-        """Latents are whole on every rank, and so are their norms. What a head makes of them is its rank's."""
+        """The weights of latent attention. Latents and their norms are whole on every rank; the matrices of a head belong to
+        its rank."""
         count, found = config.num_heads, dict[str, Tensor | None]()
         for name, size in {"query_up": count * latent.query_dim, "key_up": count, "value_up": count}.items():
             found[name] = self._rows(vars(whole)[name], (size,))
@@ -111,7 +112,7 @@ class Share:
         return {**found, "out": self._inputs(whole.out, self.span(count * latent.value_dim), 1)}
 
     def _inputs(self, matrix: Tensor, span: tuple[int, int], dim: int) -> Tensor:
-        """These inputs of a matrix, which stand in dimension ``dim``."""
+        """Some inputs of a matrix, along dimension ``dim``."""
         if matrix.dtype == STORED_ROWS:
             return self.tables.part(matrix, span)
         return matrix.narrow(dim, span[0], span[1] - span[0]).clone()

@@ -25,7 +25,9 @@ def local_path(source: str | Source) -> Path:
     name, revision = (source, None) if isinstance(source, str) else (source.name, source.revision)
     path = Path(name).expanduser()
     if revision is not None and path.exists():
-        raise OptionError(f"revision = {revision!r} is of a model on the hub, and {name} is on this machine; leave it out")
+        raise OptionError(
+            f"revision = {revision!r} applies only to a model on the hub, and {name} is on this machine; leave it out"
+        )
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"{name}: no such file; give the path of a .gguf file, a model folder or a hub name")

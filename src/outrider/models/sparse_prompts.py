@@ -1,11 +1,12 @@
-"""A target that reads a part of every prompt (LOSSY): a small model says which tokens matter, the others are left out.
+"""A target that reads only part of every prompt (LOSSY): a small model chooses the important tokens, and the others are left
+out.
 
-What is kept has the distances it had, so to the target the prompt is as long as it was and has holes. The text behind the
-prompt is read and written in full. The law is that of the target after the thinned prompt, not of the target after the prompt:
-how far they are apart is measured in docs/sparse_prompts.md. Speculation on top is as exact as ever, for the thinned law.
+Kept tokens keep their positions, so to the target the prompt has its full length, with gaps. The text after the prompt is read
+and written in full. The law is the target's after the shortened prompt, which differs from that after the full prompt;
+docs/sparse_prompts.md measures by how much. Speculation is lossless with respect to the law after the shortened prompt.
 
-Rotary positions act through distances alone, so the row is moved as a whole. With m tokens left out, the token of position p is
-rotated as p - m. The first token behind the prompt then stands in its own slot again. No pass after the prompt knows.
+Rotary positions act through distances alone, so the whole row can be shifted. With m tokens left out, the token at position p
+is rotated as p - m. The first token after the prompt is then at its own slot, so later passes need not know about the gaps.
 
     slots       0 .. k - 1                      k, k + 1, ...
     turned as   p_0 - m .. p_(k-1) - m          k, k + 1, ...          k tokens kept of n, m = n - k
@@ -130,7 +131,7 @@ def _sparse(cache: Cache) -> SparseCache:
 
 def _placing(target: Target) -> PlacingTarget:
     if not isinstance(target, PlacingTarget):
-        what = f"keep_prompt is not available for this target ({type(target).__name__}), which reads prompts without holes"
+        what = f"keep_prompt is not available for this target ({type(target).__name__}), which reads whole prompts"
         raise OptionError(f"{what}; use a model of the lean decoder, or leave keep_prompt out")
     if target.has_windows:
         raise OptionError("keep_prompt is not available for a model with sliding windows, which count slots; leave it out")

@@ -1,4 +1,4 @@
-"""Parts of stored matrices: the inputs of a rank, in rows that stay as a file or a program holds them.
+"""Parts of stored matrices: a rank's inputs, in rows that stay where a file or a program holds them.
 
 A stored matrix is a table of its rows (``gguf/stored.py``). A part of its inputs is the same table, with rows that begin some
 whole blocks later. Codes and scales are those of the whole matrix. Inputs are rounded 32 at a time for both. So products of

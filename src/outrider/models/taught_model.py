@@ -1,4 +1,5 @@
-"""What can be taught the target's laws place by place: a draft model, or a part that makes the target's own states speak.
+"""Modules that are trained on the target's laws at every position: a draft model, or a part that predicts tokens from the
+target's own states.
 
 states = student(batch),      q(t) = softmax(student.logits(states)(t))  ~  p(t),  the target's law after place t
 """

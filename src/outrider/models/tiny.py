@@ -1,8 +1,8 @@
 """Toy models as targets, shipped for tests, proofs and examples: exact laws, counted laws, and a small random decoder.
 
-``TableModel`` says exactly what it was told to say. Its logits are float64 logarithms of given probabilities, so the output law
-of a whole decoding loop can be computed and compared to 1e-12. The class ``NgramModel`` counts a text. Both remember tokens
-instead of keys and values. ``tiny_decoder`` is the real decoder with random weights.
+``TableModel`` has a given law. Its logits are float64 logarithms of given probabilities, so the output law of a whole decoding
+loop can be computed and compared to 1e-12. The class ``NgramModel`` counts a text. Both remember tokens instead of keys and
+values. ``tiny_decoder`` is the real decoder with random weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to the matrices the decoder multiplies with.
+"""Reads the tensors of a checkpoint into the matrices of the decoder.
 
 Files are memory-mapped and read tensor by tensor, so that no more than one layer exists twice. Query, key and value
 matrices become one, gate and up become one (some families store them so); a tied head *is* the embedding. Everything is checked
@@ -199,7 +199,8 @@ class _WeightReader:
         }
 
     def _three(self, at: str, kind: str, sizes: list[int], *shape: int) -> list[Tensor]:
-        """Queries, keys and values: three tensors, one stacked tensor, or (GPT-NeoX) head by head."""
+        """Queries, keys and values of a layer. Files hold them as three tensors, one stacked tensor, or (GPT-NeoX) head by
+        head."""
         fused = f"{at}qkv_proj.{kind}"
         if self._prefix + self._name(fused) not in self._source.names:
             return [self._read(f"{at}{letter}_proj.{kind}", rows, *shape) for letter, rows in zip("qkv", sizes, strict=True)]

@@ -1,1 +1,1 @@
-"""Texts for many prompts at once, spread over processes or machines, in a job that goes on where it was killed."""
+"""Texts for many prompts, spread over processes or machines, in a job that can be resumed after it was killed."""

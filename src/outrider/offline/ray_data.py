@@ -1,7 +1,7 @@
 """The shards of a job on Ray Data: a pool of workers, each with the model loaded once, on one machine or on a cluster.
 
-Ray hands out shards, restarts a worker that dies and gives its shard to another one. What a killed job has done is in the
-folder of the shards, which every worker must reach: on several machines that is a shared file system.
+Ray hands out shards, restarts a worker that dies and gives its shard to another one. Finished shards of a killed job stay in
+the folder of the shards. Every worker must reach that folder, so several machines need a shared file system.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A job cut into shards, each a file that is written whole or not at all.
 
-A shard holds the lines of a few prompts. It appears under its name in one step, so what is there is finished, whoever wrote
-it. A job that was killed is started again with the shards that are missing. Every line depends on its prompt, its number
-and the job's settings alone, so a job in pieces writes what a job in one go would.
+A shard holds the lines of a few prompts. It gets its name in one atomic step, so every shard that exists is complete. A killed
+job is resumed with the missing shards. Every line depends only on its prompt, its number and the job's settings, so a resumed
+job writes the same lines as an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A rehearsal: rounds of made-up requests, timed before real ones are served, so that a policy knows its prices.
+"""A rehearsal: rounds of made-up requests are timed before real ones are served, so that a policy knows the costs of rounds.
 
 Where the host drives rounds, passes are timed with made-up chains of 1 to 256 nodes, and with 8 and 32 rows, since a row costs
 more than its nodes. Drafting is timed with the method's own drafter, for 1, 8 and 32 rows. Where rounds are captured graphs,
-whole rounds of 1, 8 and 64 slots are timed (``trial.py``).
-The result is kept in the cache folder, beside the native build, under a name made of the machine, the models, the method and
-the version. A file that cannot be read is ignored and written anew. Prices that were kept are tried: where a round takes much
-less than they say, they were measured beside other work, and are measured again. A drafter that learns across requests is
-left out, so a rehearsal changes no text and no guess.
+whole rounds of 1, 8 and 64 slots are timed (``trial.py``). The result is kept in the cache folder, beside the native build,
+under a name made of the machine, the models, the method and the version. A file that cannot be read is ignored and written
+anew. Stored prices are checked: if a round takes much less time than they say, they were measured on a busy machine, and are
+measured again. A drafter that learns across requests is left out, so a rehearsal changes no text and no guess.
 """
 
 from __future__ import annotations

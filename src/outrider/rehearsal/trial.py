@@ -1,8 +1,8 @@
 """Timed rounds of made-up requests: the seconds of a round by number of rows and guesses, on the host and on a device.
 
-A time is the least of a few rounds, since neighbours only ever add to it. Nothing that was emitted is kept. On the host a round
-has two parts, the drafter's and all the rest. On a device it is one graph, so the whole of it is the rest. Rows and guesses
-have different tokens: nodes of a mixture of experts then wake as many experts as those of a text do.
+A time is the least of a few rounds, because other work on the machine only adds time. Emitted tokens are dropped. On the host a
+round has two parts, the drafter's and all the rest. On a device it is one graph, so the whole of it is the rest. Rows and
+guesses have different tokens: nodes of a mixture of experts then wake as many experts as those of a text do.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _replayed(graphs: RoundGraphs, num_rows: int, num_guesses: int) -> float:
 
 @final
 class _Told(Policy):
-    """A policy that plans what it was told to."""
+    """A policy with a given plan."""
 
     next: Plan
 

@@ -1,7 +1,7 @@
 """Arbitrage's router: a logistic prediction, from features of the draft's step, that the target's step would score higher.
 
-Both writers continue the same text; the label is whether the target's step scored higher. Which of the two goes into the text
-is a coin's choice, so that the router also meets texts of mixed origin. Both classes weigh the same.
+Both writers continue the same text; the label is whether the target's step scored higher. One of the two, chosen at random,
+goes into the text, so that the router also learns from texts of mixed origin. Both classes have the same weight.
 
     h(x, z_d) = sigmoid(w . features(x, z_d) + b),      loss = BCE against [ reward(x, z_t) > reward(x, z_d) ]
 """
@@ -26,7 +26,7 @@ from outrider.routing.steps import Reward, Routed, Router, StepWriter, Turn, Wri
 
 
 class Features(ABC):
-    """What a router knows about steps."""
+    """Features of steps, for a router."""
 
     @abstractmethod
     def of(self, texts: Sequence[str], steps: Sequence[WrittenStep]) -> Tensor:

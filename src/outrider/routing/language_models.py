@@ -1,4 +1,4 @@
-"""Language models as writers, as reward models and as what a router sees: all of them are run by the engine.
+"""Language models as writers, as reward models and as features for a router. The engine runs all of them.
 
 A step ends with a string (``end``), at which generation stops. A reward model has learnt to say one word after a good step and
 another after a bad one, as Math-Shepherd's does. A plain model can be asked how likely it would write the step.
@@ -60,11 +60,13 @@ class WordReward(Reward):
     """A model that says ``good`` or ``bad`` after a step."""
 
     def __init__(self, llm: LLM, *, good: str = "yes", bad: str = "no", ask: str = "") -> None:
-        """``ask`` is put behind every step, such as a question that the words answer."""
+        """``ask`` is put after every step, such as a question that the words answer."""
         self.llm, self.ask = llm, ask
         self._ids = [_only_token(llm, word) for word in (good, bad)]
         if self._ids[0] == self._ids[1]:
-            raise OptionError(f"{good!r} and {bad!r} begin with the same token, so they tell nothing; choose other words")
+            raise OptionError(
+                f"{good!r} and {bad!r} begin with the same token, so they cannot be told apart; choose other words"
+            )
 
     @torch.inference_mode()
     def score(self, texts: Sequence[str], steps: Sequence[WrittenStep]) -> list[float]:

@@ -1,5 +1,6 @@
-"""Routers. RSD (arXiv 2501.19324) asks a reward model about the draft's step. Arbitrage (arXiv 2512.05033) asks whether the
-target's step would score higher, which is what matters. The oracle writes both steps and looks; a coin is the other end.
+"""Routers. RSD (arXiv 2501.19324) asks a reward model about the draft's step. Arbitrage (arXiv 2512.05033) predicts whether the
+target's step would score higher. The oracle writes both steps and compares them, which is the upper bound. A coin is the
+baseline.
 
     RSD:  again iff reward(step) <= t      Arbitrage:  again iff P(target scores higher | step) > t      oracle:  iff it does
 """

@@ -1,7 +1,7 @@
 """Step-level routing (LOSSY): a draft writes a whole step, and a router decides whether the target writes it again.
 
-A kept step is not verified by the target at all, so the text is a mixture of two models. What counts is how many answers are
-right for how many steps that the target had to write.
+A kept step is not verified by the target at all, so the text is a mixture of two models. The measure is the share of right
+answers, against the share of steps that the target had to write.
 
     from outrider.routing.language_models import ModelWriter, StateFeatures
     draft, target = ModelWriter(LLM(SMALL, method="plain")), ModelWriter(LLM(MODEL))

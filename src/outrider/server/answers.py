@@ -1,4 +1,4 @@
-"""Answers in the shapes of the API: whole, or chunk by chunk, with what speculation did in ``speculation``."""
+"""Answers in the formats of the API, whole or in chunks, with statistics of speculation in ``speculation``."""
 
 from __future__ import annotations
 

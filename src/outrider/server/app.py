@@ -1,4 +1,4 @@
-"""The routes. What each does is in ``service.py``; what it may be asked is in ``protocol.py``."""
+"""The routes of the API. ``service.py`` does their work, and ``protocol.py`` defines their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asked what when: a line of JSON for every request that needed a key, in a file of its own. Never the text.
+"""The audit log: a line of JSON for every request with a key, in a separate file. It never holds the text.
 
 Lines are written by a thread, so that a slow disk delays nobody. A disk that is full costs lines, which are counted in the log,
 and no request.

@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions: text, thinking and calls of tools, whole or as they come."""
+"""Answers of /v1/chat/completions: text, thinking and tool calls, whole or as a stream."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class ChatPrompts:
         return open_ended(text, str(said[-1]["content"])) if body.continue_final_message else text, images
 
     def fitting(self, body: ChatRequest, plan: ToolPlan, most: int) -> ChatRequest:
-        """The conversation without as many of its oldest turns as do not fit into ``most`` tokens. A turn begins with a user's
-        message. What the system says stays, and so does the last turn."""
+        """The conversation, shortened to ``most`` tokens by leaving out its oldest turns. A turn begins with a user's message.
+        System messages and the last turn stay."""
         rules = next((place for place, one in enumerate(body.messages) if one.role not in _RULES), 0)
         starts = [rules, *(place for place, one in enumerate(body.messages) if place > rules and one.role == "user")]
 

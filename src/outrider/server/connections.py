@@ -1,4 +1,4 @@
-"""Connections before there is a request: how many a client may hold, and how long the headers may take.
+"""Limits before there is a request: connections per client, and the time for headers.
 
 A client that opens connections and sends nothing, or a header a minute, costs a file descriptor until its time is over.
 """
@@ -101,7 +101,7 @@ class GuardedProtocol(H11Protocol):
 
     def _time_out(self) -> None:
         if not self._is_asking and not self.transport.is_closing():
-            self._refuse(ApiError(408, f"the headers did not come within {self._door.header_s:g} s; send them at once"))
+            self._refuse(ApiError(408, f"the headers did not come within {self._door.header_s:g} s; send them faster"))
 
     def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.body).encode()

@@ -56,7 +56,7 @@ def busy(limit: int) -> ApiError:
 
 
 def broken(reason: str) -> ApiError:
-    return ApiError(500, f"the engine failed ({reason}) and was started anew; send the request again", kind="server_error")
+    return ApiError(500, f"the engine failed ({reason}) and was restarted; send the request again", kind="server_error")
 
 
 def failed(reason: str) -> ApiError:

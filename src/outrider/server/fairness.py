@@ -1,5 +1,5 @@
-"""A few slots that many clients want. Waiting requests are served client by client: a client with a hundred requests delays
-another by one.
+"""Fair queues for a few slots. Waiting requests are served client by client, so a client with a hundred requests delays another
+client by one.
 """
 
 from __future__ import annotations

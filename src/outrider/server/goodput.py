@@ -2,7 +2,8 @@
 
 Goodput is emitted tokens per second of a round. It rises with the rows that share a round until passes are bound by
 multiplying, and speculation reaches that point with fewer rows than plain decoding. A fixed number of requests per replica
-knows neither. So rounds are sorted by their rows, and a replica is full at the fewest rows that emit nearly as much as any.
+would ignore both. So goodput is measured for every number of rows, and a replica is full at the smallest number with nearly the
+best goodput.
 """
 
 from __future__ import annotations
@@ -47,6 +48,6 @@ class GoodputCurve:
 
 
 def replicas_wanted(num_requests: float, enough: Collection[float], default: float) -> int:
-    """Replicas for this many running and waiting requests, if each is full at the mean of ``enough``."""
+    """Number of replicas for this many running and waiting requests. Each counts as full at the mean of ``enough``."""
     full = sum(enough) / len(enough) if enough else default
     return max(1, math.ceil(num_requests / max(full, 1.0)))

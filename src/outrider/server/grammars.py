@@ -1,4 +1,4 @@
-"""Grammars of requests: compiled off the event loop, within limits, for one client as fairly as for another.
+"""Grammars of requests: compiled outside the event loop, within limits, and fairly among clients.
 
 A grammar is tried first in a process of its own (``trial.py``), which is killed at the deadline or when its client leaves. A
 grammar that passed is compiled here, which is then known to end. Compiled grammars are kept, as many as fit a number of bytes.
@@ -29,7 +29,7 @@ from outrider.server.trial import TrialEnded, TrialLost, TrialProcess, Tried, fi
 _FEWEST_BYTES = 16_384
 """Least size that a compiled grammar is counted as."""
 _TRIES = 3
-"""Processes that try a grammar before it is given up, if somebody kills them."""
+"""Number of processes that try a grammar, if somebody else kills them, before it is given up."""
 _BYTES_PER_LETTER = 32
 """Least memory of a compiled grammar per character of its source."""
 
@@ -68,7 +68,7 @@ class _Vocabulary:
 
 @final
 class Grammars:
-    """Compiles what requests ask for."""
+    """Compiles the grammars that requests ask for."""
 
     def __init__(self, codec: TextCodec, settings: ServerSettings, metrics: Metrics) -> None:
         self._codec, self._settings, self._metrics = codec, settings, metrics

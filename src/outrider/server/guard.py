@@ -1,7 +1,7 @@
 """The guard in front of all routes: it checks keys, limits the size and duration of bodies, and logs every request.
 
-Plain ASGI, so that streams pass through untouched. Bodies are read here, against a limit in bytes and in seconds: a client
-that sends too much or never finishes costs one waiting coroutine and reaches nothing behind this.
+It is plain ASGI, so that streams pass through unchanged. Bodies are read here, with limits in bytes and seconds. A client that
+sends too much or never finishes costs one waiting coroutine, and reaches no route.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BODY_S = 30.0
 _KEY, _KEY_COSTS = re.compile(rb'"\s*:'), 8
 _REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 _WATCHING = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
-"""Polled every few seconds by monitors: not counted as requests, and not logged."""
+"""Paths that monitors poll every few seconds. They are not counted as requests, and not logged."""
 
 
 @final
@@ -121,7 +121,7 @@ class Guard:
                     if message["type"] != "http.request" or not message.get("more_body"):
                         break
         except TimeoutError:
-            raise ApiError(408, f"the request's body did not come within {_BODY_S:g} s; send all of it at once") from None
+            raise ApiError(408, f"the request's body did not come within {_BODY_S:g} s; send it faster") from None
         self._tidy.count(size)
         return self._checked(b"".join(chunks))
 
@@ -157,7 +157,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Receives the body that was read, then whatever follows."""
+    """An ASGI ``receive`` that gives the body again, then the client's further messages."""
     sent = False
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""JSON that can always be sent: half a surrogate pair, which JSON may hold and UTF-8 may not, is written as an escape."""
+"""JSON that can always be sent: half of a surrogate pair, which JSON allows and UTF-8 does not, is written as an escape."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
               {"name": "bob", "sha256": "..."}]}
 
 A key can be given as the SHA-256 of itself, so that the file holds no secret. To rotate a key, add the new one under the same
-name, and remove the old one when nobody uses it: both count against the same limits. A file that cannot be read changes
-nothing: the keys of before go on.
+name, and remove the old one when nobody uses it; both count against the same limits. If the file cannot be read, the earlier
+keys stay valid.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Messages of a conversation as a chat template takes them: content as one text, calls of earlier turns as objects.
+"""Messages of a conversation in the form that chat templates take: content as one text, tool calls of earlier turns as objects.
 
-Where a message shows images, its content stays in parts, and each image is the bytes of its data URL. Nothing else is read: a
-path or an address in a request never opens a file or a connection of this machine.
+The content of a message with images stays in parts, and each image is the bytes of its data URL. Other addresses are not read,
+so a request can never open a file or a connection of this machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def joined_text(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
         return content
     texts = [part.get(_TEXT_FIELDS[kind]) for part in content if (kind := str(part.get("type"))) in _TEXT_FIELDS]
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise ApiError(400, f"only text parts are understood in {param}; send parts of type 'text'", param=param)
+        raise ApiError(400, f"only text parts are supported in {param}; send parts of type 'text'", param=param)
     return "".join(str(text) for text in texts)
 
 

@@ -1,4 +1,4 @@
-"""Errands: work that needs the model but writes no text, done by the engine's thread a piece at a time between rounds."""
+"""Errands: work that needs the model but generates no text. The engine's thread does it piece by piece, between rounds."""
 
 from __future__ import annotations
 

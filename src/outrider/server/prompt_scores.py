@@ -1,4 +1,5 @@
-"""How probable a prompt is to the target, token by token: read in pieces between rounds, so that nobody waits for a long one.
+"""The target's log-probability of each prompt token. Prompts are scored in pieces between rounds, so that nobody waits for a
+long one.
 
 log p(x_i | x_1 .. x_{i-1}),  i >= 2;   nothing comes before the first token, so it has none
 """

@@ -1,7 +1,7 @@
-"""The requests of the OpenAI API that are understood, field by field, and what is ours and vLLM's beside them.
+"""The supported requests of the OpenAI API, field by field, with the additional fields of this server and of vLLM.
 
-Fields that mean something here do what they say. Those that mean nothing to a local model (``user`` ...) are accepted. Any
-other name is refused, so that nobody relies on an option that is not there. The value ``null`` is the same as leaving a field
+Supported fields do what OpenAI's documents say. Fields without a meaning for a local model (``user`` ...) are accepted and
+ignored. Any other name is refused, so that nobody relies on a missing option. The value ``null`` is the same as leaving a field
 out.
 """
 

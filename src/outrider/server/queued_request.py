@@ -42,7 +42,7 @@ def is_passing(lane: Hashable) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """What an answer shows beside its text."""
+    """Optional parts of an answer beside its text."""
 
     ids: bool = False
     """Token ids of the prompt and of the answer."""

@@ -1,7 +1,7 @@
 """Limits of one key: requests and tokens per minute, concurrent requests, tokens of an answer.
 
-Requests and tokens are buckets that fill up evenly over a minute. A request is let in while the bucket of tokens holds any. It
-pays for its tokens when it is over. A bucket below zero has to fill up before the next request is let in.
+Requests and tokens are buckets that fill up evenly over a minute. A request is admitted while the bucket of tokens holds any,
+and its tokens are subtracted when it has ended. A bucket below zero has to fill up before the next request is admitted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Refuses a request with one sentence: a body with the most telling of the errors that its model found, a path with the
-nearest one.
+"""Refusals in one sentence: for a body, the most informative validation error; for an unknown path, the nearest valid one.
 
-A field of several kinds has an error for each kind that it is not. The one that says most is about the kind that was sent.
+A field that allows several types gets an error for each. The most informative one is about the type that was sent.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from outrider.core.errors import closest
 from outrider.server.failures import ApiError
 
 _ANOTHER_KIND = ("_type", "literal_error", "_attributes_type")
-"""Ends of the names of errors that say that a value is of another kind."""
+"""Endings of the names of errors about a wrong type."""
 _OUTSIDE = ("query", "path")
 """Places of parameters that are not in the body."""
 _LONGEST = 64
@@ -28,7 +27,7 @@ def refusal_of(errors: Sequence[Mapping[str, Any]], body: Any, known: type[BaseM
     where = ".".join(str(part)[:_LONGEST] for part in _path(worst, body))
     if worst["type"] == "extra_forbidden":
         hint = closest(where, known.model_fields) if known is not None else ""
-        return ApiError(400, f"{where} is no field that is understood here; {hint}leave it out", param=where)
+        return ApiError(400, f"{where} is not a supported field; {hint}leave it out", param=where)
     said = str(worst["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where or 'body'}: {said}", param=where or "body")
 
@@ -43,8 +42,8 @@ def no_route(method: str, path: str, known: Mapping[str, Collection[str]]) -> Ap
 
 
 def _path(error: Mapping[str, Any], body: Any) -> list[Any]:
-    """Where in the body the error is, or which parameter of the address it is about. The names of kinds, which pydantic puts
-    between, are left out."""
+    """Where in the body the error is, or which parameter of the address it is about. The names of types, which pydantic
+    inserts, are left out."""
     if error["loc"][0] in _OUTSIDE:
         return list(error["loc"][1:])
     parts = [part for part in error["loc"] if part != "body"]

@@ -84,7 +84,7 @@ def _reasoning(item: Item) -> str:
 
 
 def _belongs_to(last: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Whether both are of one turn: thinking comes before what it led to, and calls are made with what is said."""
+    """Whether both belong to one turn: thinking comes before text and calls, and calls may come with text."""
     if last["role"] != "assistant" or message["role"] != "assistant":
         return False
     is_thought = "reasoning_content" in last and not last["content"] and "tool_calls" not in last

@@ -1,8 +1,8 @@
-"""Stored responses: bounded in number, bytes and age, and each client sees its own only.
+"""Stored responses: limited in number, bytes and age. Each client sees only its own.
 
-They live in memory and end with the server. A response is stored with the conversation that it ended. So a later response goes
-on from it, also when the ones before it are gone. Responses of one conversation share their items. When the store is full, the
-client that holds most loses its oldest response, so that nobody can push out another's.
+They are kept in memory and lost when the server ends. A response is stored with its whole conversation, so it can be continued
+even when earlier responses are gone. Responses of one conversation share their items. When the store is full, the client with
+the most bytes loses its oldest response, so no client can push out another's.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def fits(response: Item, said: Sequence[Item], most_bytes: int) -> bool:
 
 
 def not_continued(response_id: str) -> ApiError:
-    """The refusal of a response that is to be continued and is not there."""
+    """The error for a request that continues a response which is not stored."""
     message = f"previous response {_short(response_id)!r} was not found{_GONE}; send the whole conversation as input"
     return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
 

@@ -41,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise OptionError(f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port") from None
+        raise OptionError(f"{host}:{port} cannot be opened ({error.strerror}); choose another --port") from None
     return listener
 
 

@@ -1,9 +1,9 @@
 """OpenTelemetry spans: one for every request that reached the engine, with two below it, until the first token and after it.
 
-Spans are made when a request is over, with the times it had, so that tracing costs nothing while it runs. Attributes have the
-names of OpenTelemetry's conventions for generative models (``gen_ai.*``); what speculation did is under ``outrider.*``. Texts
-are never in them. The request's rounds are events of its span, up to a limit; the rest are counted. A ``traceparent`` header
-that comes with a request makes its span part of the caller's trace.
+Spans are made after a request has ended, with the recorded times, so that tracing costs nothing while it runs. Attributes have
+the names of OpenTelemetry's conventions for generative models (``gen_ai.*``); what speculation did is under ``outrider.*``.
+Texts are never in them. The request's rounds are events of its span, up to a limit; the rest are counted. A ``traceparent``
+header that comes with a request makes its span part of the caller's trace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens as answers write them: their text, their bytes, and where each begins in the text."""
+"""Tokens in the form that answers use: their text, their bytes, and the offset of each in the text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TokenTexts:
         self._codec, self._by_id = codec, by_id
 
     def name(self, token: int) -> str:
-        """A part of a character reads as U+FFFD; ``bytes_of`` says which part."""
+        """The text of a token. Part of a character becomes U+FFFD; ``bytes_of`` gives its bytes."""
         return f"token_id:{token}" if self._by_id else self._codec.token_bytes(token).decode("utf-8", "replace")
 
     def bytes_of(self, token: int) -> list[int]:
@@ -32,12 +32,13 @@ class Offsets:
     """Where each token of a text begins, in characters."""
 
     def __init__(self, codec: TextCodec, *, lead: str = "", shows_special: bool = False) -> None:
-        """``lead`` is the prompt's text, if the tokens begin with its own. ``shows_special``: the text has special tokens."""
+        """``lead`` is the prompt's text, given if the tokens begin with the prompt's. ``shows_special``: whether the text
+        includes special tokens."""
         self._codec, self._lead, self._shows_special = codec, lead, shows_special
         self._decoder, self._place = _DECODER("replace"), 0
 
     def next(self, tokens: Sequence[int]) -> list[int]:
-        """Places of further tokens. A special token takes no place where texts leave it out."""
+        """Offsets of further tokens. A special token has length 0 if the text leaves it out."""
         found: list[int] = []
         for token in tokens:
             found.append(self._place)

@@ -1,4 +1,4 @@
-"""Tools in requests: what may be called, and which of it has to be."""
+"""Tools in requests: which tools may be called, and which must be."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from outrider.server.protocol import ChatRequest
 from outrider.server.tool_protocol import AllowedTools, FunctionName, FunctionSpec, ToolChoice
 
 NUM_CALLS = {"minItems": 1, "maxItems": 16}
-"""How many calls an answer with several of them makes. Without an end, a small model could write calls up to its last token."""
+"""Fewest and most calls in an answer that may make several. Without a limit, a small model could write calls up to its last
+token."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def plan_tools(body: ChatRequest) -> ToolPlan:
     """Read ``tools`` and ``tool_choice``, or the older ``functions`` and ``function_call``."""
     if body.functions is not None:
         if body.tools:
-            raise ApiError(400, "tools and functions say the same in two ways; send the one or the other", param="functions")
+            raise ApiError(400, "tools and functions mean the same; send only one of them", param="functions")
         return _planned(tuple(body.functions), _legacy_choice(body), is_legacy=True)
     specs = tuple(tool.function for tool in body.tools or ())
     return _planned(specs, body.tool_choice, is_parallel=body.parallel_tool_calls)

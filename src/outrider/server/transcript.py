@@ -1,4 +1,4 @@
-"""One choice as it is written: text that is safe to show, its tokens, and the origin of each token.
+"""One choice while it is generated: text that is safe to show, its tokens, and the origin of each token.
 
 Text that could still become a stop string is held back, so nothing that was sent is ever taken back.
 """

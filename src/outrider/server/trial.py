@@ -1,6 +1,6 @@
 """A process that tries grammars (``codecs/grammar_trial.py``) and is killed when one takes too long or nobody waits.
 
-It yields to the engine: passes share their work among all cores, and wait for the slowest of them.
+It runs at a lower priority than the engine, because passes use all cores and wait for the slowest one.
 """
 
 from __future__ import annotations

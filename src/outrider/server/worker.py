@@ -1,4 +1,4 @@
-"""The engine's thread: takes orders, runs rounds while there is work, hands out what each round added.
+"""The engine's thread: takes orders, runs rounds while there is work, and sends out the new tokens of each round.
 
 One thread owns the scheduler, so nothing in it is shared. Orders and cancellations come in through a queue that is emptied
 between rounds. Tokens go out through the event loop of the client's request. A slow reader fills its own queue, bounded by the

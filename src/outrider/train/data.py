@@ -1,8 +1,8 @@
 """Texts to train on: token files, plain text, JSON lines with texts, conversations, tokens or images; and the order they are
 read in.
 
-The batch of a step is a function of the seed and the step alone, so a run that was killed goes on exactly where it was.
-Held-out documents are chosen by a hash of their tokens: the same ones whatever else is in the files.
+The batch of a step is a function of the seed and the step alone, so a killed run continues exactly where it was. Held-out
+documents are chosen by a hash of their tokens: the same ones whatever else is in the files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Corpus:
         train = [document for i, document in enumerate(documents) if i not in apart]
         if not train or not apart:
             raise OptionError(
-                f"{len(documents)} documents cannot give {held_out} to judge by and any to learn from; give more data, or a "
+                f"{len(documents)} documents cannot give {held_out} to evaluate with and any to train on; give more data, or a "
                 "smaller held_out"
             )
         return Corpus(train, [documents[i] for i in order[:held_out]])

@@ -82,9 +82,11 @@ def new_distillation(
 ) -> DistillObjective:
     """The objective of a draft model, from folder names."""
     if draft is None:
-        raise OptionError(f"training {kind!r} begins with a draft model; give --draft")
+        raise OptionError(f"training {kind!r} needs a draft model to start from; give --draft")
     if (kind == "adaspec") != (reference is not None):
-        raise OptionError("adaspec, and only it, compares with a distilled model; give --reference to it alone")
+        raise OptionError(
+            "only adaspec uses a distilled reference model, and it needs one; give --reference with adaspec alone"
+        )
     student = DraftLM.load(draft, target.device)
     teacher = None if reference is None else DraftLM.load(reference, target.device).requires_grad_(False)
     return distillation(kind, student, target, settings, reference=teacher)
@@ -112,7 +114,7 @@ def new_kangaroo(name: str, target: Target, settings: DistillSettings, *, exit_l
 
 @final
 class DistillObjective(Objective):
-    """Trains a student on the target's laws."""
+    """Trains a draft on the target's laws."""
 
     def __init__(
         self, name: str, student: Student, target: Target, settings: DistillSettings, *, reference: Student | None = None

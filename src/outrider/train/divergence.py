@@ -1,4 +1,4 @@
-"""How far a draft's law q is from the target's p: the losses, each per place.
+"""Divergences of a draft's law q from the target's law p, used as losses, at each position.
 
     forward   KL(p || q) = sum p log(p / q)                 reverse   KL(q || p)
     jsd       b KL(p || m) + (1 - b) KL(q || m), m = b p + (1 - b) q, b = 1/2

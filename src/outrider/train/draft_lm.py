@@ -1,7 +1,7 @@
 """A draft model that can learn: a plain Llama whose parameters carry the names of its checkpoint.
 
-The lean decoder runs frozen weights; this is the same model as modules, for packed texts. What was learned is written back
-as an ordinary model folder, tokenizer included.
+The lean decoder runs frozen weights; this is the same model as modules, for packed texts. The trained draft is saved as an
+ordinary model folder, with its tokenizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From documents to packed rows with the target's states, computed when needed (or once: ``stored.py``).
 
 Every document goes through the target alone, in a prefill with taps, which any target has. So its states are exactly those of
-generation. Documents are then laid end to end in rows, so that little is padding.
+generation. Documents are then packed into rows, so that there is little padding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Teach a judge from checkable answers: a guess is harmless if the answer stays the same with it. No human labels anything.
+"""Trains the head of rule ``judge`` on checkable answers: a guess is harmless if it does not change the answer. No human labels
+are needed.
 
-The target answers a question. Wherever the draft would have said another token, that token is put in, the target goes on
-from there, and the two answers are compared (AutoJudge, arXiv 2504.20039). The law after the token is the example, whether the
-answer stayed is its label, and the head is a logistic regression.
+The target answers a question. At each position where the draft would choose another token, that token is inserted, the target
+continues from there, and the two answers are compared (AutoJudge, arXiv 2504.20039). An example is the law after the token, its
+label is whether the answer stayed the same, and the head is a logistic regression.
 
     label(i) = [ answer(y_1 .. y_{i-1}, d_i, target goes on) = answer(y) ],      d_i = the draft's greedy token, d_i != y_i
 """

@@ -1,5 +1,5 @@
-"""Everything that can be trained besides heads, by name: draft models, the adapter and the head of other methods, the target
-itself.
+"""Everything that can be trained besides heads, by name: draft models, adapters, small networks of other methods, and the
+target itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True, eq=False)
 class Trainable:
-    """How an objective is made, and its options beside its settings."""
+    """Makes an objective, with its options beside its settings."""
 
     build: Callable[[TrainingRequest], Objective]
     settings: type
@@ -69,7 +69,7 @@ def _pretrain(asked: TrainingRequest) -> Objective:
     if asked.draft is not None:
         return _distill(asked)
     if asked.reference is not None:
-        raise OptionError("pretrain compares with nothing; leave --reference out")
+        raise OptionError("pretrain uses no reference model; leave --reference out")
     draft = _fresh(asked)
     return _lean(distillation(asked.kind, draft, asked.target, asked.settings(DistillSettings)), asked)
 

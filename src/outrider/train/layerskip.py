@@ -1,6 +1,6 @@
-"""LayerSkip: train the target itself so that its early layers can speak, and so that it can do without its late ones.
+"""LayerSkip: trains the target itself, so that its early layers predict tokens and it depends less on its late layers.
 
-Rows skip layers at random, late layers more often. The loss is taken at every exit, through the one final norm and head
+Rows skip layers at random, late layers more often. The loss is computed at every exit, through the same final norm and head
 (Elhoushi et al. 2024, arXiv 2404.16710). The result is an ordinary checkpoint for ``early-exit``, ``kangaroo`` and ``del``. It
 is *another target*, and speculation with it is lossless with respect to itself. Every exit learns the law of the target before
 training, so the text stays close to what it was. ``loss=text`` is the paper's own loss.
@@ -8,8 +8,8 @@ training, so the text stays close to what it was. ``loss=text`` is the paper's o
     p(row skips layer l) = p_max (exp(l ln 2 / (L - 1)) - 1)                                   l = 0 .. L - 1, rows independent
     loss = sum_l w_l D(p, q_l) / sum_l w_l,   w_l = scale * sum_{i <= l} i  for exits,  w_last = L - 1 + sum_{i < L} i
 
-Rotation: at every step one exit in R is asked, another one each time; the last layer always is. Checkpoints are judged by the
-accepted length of a chain from exit ``judged_exit``, held against the model's own last layer.
+Rotation: every step trains one exit in R, a different one each time, and always the last layer. Checkpoints are judged by the
+accepted length of a chain from exit ``judged_exit``, compared with the model's own last layer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class LayerSkipObjective(Objective):
         return chain_outcome(batch, total / weights, hits, self.settings.num_depths)
 
     def _judge(self, batch: PackedTexts) -> BatchOutcome:
-        """Where an exit and the last layer of the model agree."""
+        """The positions at which an exit and the last layer agree."""
         states = list(self.model.climb(batch))
         early, late = (self._likeliest(state) for state in (states[self._exit - 1], states[-1]))
         return chain_outcome(batch, batch.last.new_zeros((), dtype=torch.float32), early == late, self.settings.num_depths)

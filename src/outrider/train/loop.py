@@ -2,7 +2,7 @@
 
 A step: documents -> the target's states -> every objective's loss -> its own clipped AdamW step. Now and then held-out
 documents are judged by accepted length, which does not follow the loss. The best checkpoint by accepted length is kept. A
-method that has not improved for a while stops. The state that resumes a run exactly is saved beside, so a kill loses at most
+method that has not improved for a while stops. The state that resumes a run exactly is saved too, so a killed run loses at most
 one save interval.
 """
 

@@ -3,10 +3,10 @@
     loss = sum_k decay^k mean_t D(p(t + 1 + k), q_k(t))  [ + weight * mean_t SmoothL1(state_k(t), feature(t + 1 + k))  for
     EAGLE-1,  + weight * mean_t BCE(c_k(t), 1 - TV(p(t + 1 + k), q_k(t)))  for heads with a confidence head ]
 
-p is the target's law. It is computed from the target's last state for a few thousand places at a time and dropped, like q. Both
-are computed again in the backward pass. So the memory for logits depends on neither the number of heads nor the number of
-places. A place is a *hit* at depth k if the likeliest tokens agree. The accepted length is 1 + the mean number of hits before
-the first miss, as greedy decoding of a chain would get.
+p is the target's law. It is computed from the target's last state, for a few thousand positions at a time, and dropped, like q.
+Both are computed again in the backward pass. So the memory for logits does not grow with the number of heads or positions. A
+place is a *hit* at depth k if the likeliest tokens agree. The accepted length is 1 + the mean number of hits before the first
+miss, as greedy decoding of a chain would get.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class HeadObjective(Objective):
         return BatchOutcome(total, hits, valids)
 
     def write(self, documents: Sequence[Document], step: int) -> Sequence[Document]:
-        """The documents that the curriculum allows. The step also sets the revealed share."""
+        """The documents of a step that the curriculum allows. The step's number also sets the share of revealed tokens."""
         self._glance = self.settings.glance * max(0.0, 1 - step / self.settings.glance_steps)
         steps = self.settings.curriculum_steps
         return images_later(documents, step / steps) if steps else documents

@@ -1,12 +1,12 @@
-"""Medusa-2: heads and target learn together, so that the target's states say more about what comes.
+"""Medusa-2: heads and target are trained together, so that the target's states hold more information about later tokens.
 
-The heads learn alone first, while the target is frozen. Then both learn, and a second loss keeps the target's laws near its
-own earlier ones (Cai et al. 2024, arXiv 2401.10774: warm-up, self-distillation, LoRA or all weights).
+First only the heads are trained, while the target is frozen. Then both are trained, and a second loss keeps the target's laws
+near its original ones (Cai et al. 2024, arXiv 2401.10774: warm-up, self-distillation, LoRA or all weights).
 
     loss = D(p_before, p) + weight * ramp * sum_k decay^k D(p(t + 1 + k), q_k(t)),        p: the target as it is now
 
-The result is a *changed target* and heads for it. Decoding with them is lossless against the changed target, not against the
-one that training began with. The distance between the two is written beside both.
+The result is a *changed target* and heads for it. Decoding with them is lossless with respect to the changed target, not to the
+original one. The distance between the two is saved with both.
 """
 
 from __future__ import annotations

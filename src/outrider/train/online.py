@@ -1,8 +1,8 @@
 """Online speculative decoding: a draft model or heads learn from what they serve.
 
 A copy of the draft learns the target's law from the texts of requests that ended (Liu et al. 2023, "Online Speculative
-Decoding", arXiv 2310.07177). Every text counts, also one that was decoded without a draft. The paper learns at rejected
-guesses only, which is an option here. Under a policy those alone would teach nothing: it stops drafting where the draft is bad.
+Decoding", arXiv 2310.07177). Every text counts, also one that was decoded without a draft. The paper learns only at rejected
+guesses, which is an option here. Under a policy they are too few, because it stops drafting where the draft is bad.
 
 After every few hundred tokens that the draft did not guess, the copy is compared with the draft that serves. The comparison
 uses recent requests that the copy never learned from. The copy is served only if more of its guesses would be accepted. What
@@ -10,10 +10,10 @@ learns is a ``Pupil`` (``train/pupils.py``). "The draft" means a draft model or 
 
     loss = mean over the answers' positions t of D(p(t), q(t)),     p is computed again from the text
 
-A stream that changes would make the draft forget what was asked before. So ``replay`` mixes in a share of requests from a
-uniform sample of all that was ever served.
+If the kind of requests changes, the draft would forget the earlier kind. So ``replay`` mixes in a share of requests from a
+uniform sample of all that were ever served.
 
-Learning has a budget: while requests are served it takes at most ``busy_share`` of the time, and all of it while none are
+Learning has a budget: at most ``busy_share`` of the time while requests are served, and all of the time otherwise
 (``train/pace.py``). The target reads each text once, in batches, and its states are kept for the steps that use them again.
 
 Learning is lossless: under every lossless rule, the weights of a drafter may change between rounds

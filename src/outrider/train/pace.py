@@ -23,20 +23,20 @@ class WorkEnded(Exception):  # noqa: N818
 
 @final
 class Pace:
-    """Lets work go on operation by operation. One begins when what was owed is paid, or in a pause that has lasted.
+    """Lets work go on, one operation at a time. An operation begins when there is no debt of time, or in a pause that has
+    lasted long enough.
 
         saved   = share * (seconds of serving) - (seconds of work beside serving)               at most 0
         begin     when saved = 0,   or after a pause of  price * 2 ** (owed / price)            owed = -saved
 
-    So work stands still in the middle of a pass when requests come. A pause does not count at once. Requests that come in waves
-    leave moments between them, and an operation that began in one would run beside the next wave. What runs beside it is owed,
-    and every price owed doubles the pause that is waited for. So where no pause is longer than P, work takes at most this of
-    any stretch of serving, however requests come:
+    So work stops in the middle of a pass when requests arrive. It does not start at the beginning of a pause: requests may come
+    in waves, and an operation that began between two waves would run beside the second. Time beside requests is owed, and each
+    owed price doubles the pause that is waited for. So if no pause is longer than P, work takes at most this much of any
+    stretch of serving:
 
         share * (seconds of serving) + price * (2 + log2(P / price))
 
-    The price is what the longest of the latest operations took. Idle time neither pays nor forgives. A share of 1 is no
-    limit."""
+    The price is the time of the longest recent operation. Idle time does not reduce the debt. A share of 1 means no limit."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -48,7 +48,7 @@ class Pace:
         """Seconds of work, of serving, and of work during serving."""
 
     def tell(self, *, is_idle: bool) -> None:
-        """Called by the serving thread between rounds: whether no request is running."""
+        """Called by the serving thread between rounds. The argument says whether no request is running."""
         with self._changed:
             self._count()
             self._is_idle = is_idle

@@ -1,4 +1,4 @@
-"""A plot of acceptance per position, written beside every checkpoint: how it was at each judgement, the latest one darkest."""
+"""A plot of acceptance by position, saved with every checkpoint: a line for each evaluation, the latest one darkest."""
 
 from __future__ import annotations
 

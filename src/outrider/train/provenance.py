@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: target, data, settings, software, machine; written beside it as ``provenance.json``."""
+"""The origin of a checkpoint: target, data, settings, software and machine. It is saved with it as ``provenance.json``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Makes a smaller model out of a larger one. It leaves out the layers and MLP units that matter least on real text.
 
-A draft that begins as part of its target already knows the target's vocabulary and much of its law; ``train distill`` then
-brings it nearer. The measures are those of Men et al. 2024, arXiv 2403.03853, for layers, and of Muralidharan et al. 2024,
-arXiv 2407.14679, for widths.
+A draft that is made from its target has the target's vocabulary and much of its law. ``train distill`` then improves it. The
+measures are those of Men et al. 2024, arXiv 2403.03853, for layers, and of Muralidharan et al. 2024, arXiv 2407.14679, for
+widths.
 
     layer l:  1 - mean cos(h_l, h_{l+1})          how much a layer turns the residual stream
     unit i:   mean |silu(g_i x) u_i x| |d_i|      how much an MLP unit adds to it, d_i being its column of the last matrix

@@ -1,7 +1,7 @@
 """Drafters that can learn while they serve: a draft model, or trained heads.
 
-A pupil says what its module learns by, which of the target's states it reads, and how a module is put into service. Everything
-else of online learning (``train/online.py``) is the same for all.
+A pupil defines the objective of its module, the target's states that it reads, and how a module is put into service. The rest
+of online learning (``train/online.py``) is the same for all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Training text in the target's own words: its answers to the prompts of a corpus, written with our own engine.
 
-A drafter has to follow the target, so it learns most from what the target itself says (SpecForge, speculators and EAGLE-3
-all train on regenerated answers). Speculation makes the writing faster and, being lossless, does not change it. All prompts are
-one queue, so that the device is full until the last of them. The file grows in the order of the prompts, and a run that was
-killed goes on after its last whole line.
+A drafter has to predict the target, so it learns most from the target's own text (SpecForge, speculators and EAGLE-3 all train
+on regenerated answers). Speculation makes the writing faster and, being lossless, does not change it. All prompts are one
+queue, so that the device is full until the last of them. The file grows in the order of the prompts, and a killed run continues
+after its last whole line.
 """
 
 from __future__ import annotations
@@ -67,5 +67,5 @@ def _whole_lines(out: Path) -> int:
     if len(whole) != len(data):
         out.write_bytes(whole)
     if whole and not whole.lstrip().startswith(b'{"tokens"'):
-        raise OptionError(f"{out} holds something else than regenerated text; use another --out")
+        raise OptionError(f"{out} does not hold regenerated text; use another --out")
     return whole.count(b"\n")

@@ -1,4 +1,4 @@
-"""How long and how fast a training run learns, and one objective while it does."""
+"""The settings of a training run (length, learning rate), and the training state of one objective."""
 
 from __future__ import annotations
 

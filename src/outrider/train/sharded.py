@@ -1,9 +1,9 @@
 """The target's states of a corpus in shards, on anything that fsspec can reach: a folder, S3, an HTTP cache, memory.
 
 Object stores cannot append, and processes of one run must not write to one file. So every process fills shards of its own, a
-safetensors file each, and an index beside each that names the documents in it. The index is written after its shard: a kill
-loses the documents that were not in a shard yet, and nothing else. A reader takes the union of all indexes, so a run on one
-process reads what a run on two wrote.
+safetensors file each, and an index beside each that names the documents in it. The index is written after its shard, so a
+killed run loses only the documents that were not in a shard yet. A reader takes the union of all indexes, so a run on one
+process can read what a run on two wrote.
 
     states-RANK-NUMBER.safetensors: {digest: [len, taps, H]};      states-RANK-NUMBER.json: [digest, ...]
 """

@@ -1,7 +1,7 @@
 """Sorted training of a draft model: its nested exits learn the target's laws at once, for method ``s2d``.
 
 SoFT, sorted fine-tuning (arXiv 2407.01955): for every exit n, the first n layers are a draft of their own with the one final
-norm and head. The losses of all exits are added up at every step. What is taught here is the target's law, as in ``distill``;
+norm and head. Every step adds up the losses of all exits. The loss is the divergence from the target's law, as in ``distill``;
 ``loss=text`` is the paper's own.
 
     loss = mean over exits e of  mean_t D(p(t), q_e(t))
@@ -29,7 +29,7 @@ from outrider.train.objective import BatchOutcome, Objective
 
 @dataclass(frozen=True)
 class SortedSettings:
-    """Which exits are trained, and on what."""
+    """The trained exits, and the settings of training."""
 
     exits: tuple[int, ...] | str | None = None
     """Exit layers of the draft ("1,2,4" on the command line). Default: 1/2, 3/4 and all of the layers."""

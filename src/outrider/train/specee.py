@@ -1,13 +1,13 @@
-"""Training SpecEE's predictors: at which layers does the target already say what it will say at the end?
+"""Trains SpecEE's predictors, which tell at which layer the target's final token is already known.
 
-The target is frozen and reads texts it wrote. Every exit's likeliest token is compared with the target's, and the network of
-that exit learns to tell from a few numbers which it will be. The exit "asked before" is one of the lower ones at random, since
-drafting skips some. How often each exit was the first to be right is counted beside: drafting asks those.
-(Xu et al. 2025, arXiv 2504.08850.)
+The target is frozen and reads texts it wrote. Every exit's likeliest token is compared with the target's. The exit's network
+learns to predict from a few numbers whether they agree. The exit "asked before" is a random lower one, since drafting skips
+some. How often each exit was the first right one is counted too, because drafting asks those exits. (Xu et al. 2025, arXiv
+2504.08850.)
 
     label_l(t) = [argmax head(norm(h_l(t))) = argmax p(t)],        loss = mean over exits and places of BCE(chance_l, label_l)
 
-A checkpoint is judged by the exits of a place that are judged rightly, from the lowest up to the first mistake.
+A checkpoint is judged by the number of exits per position that are predicted rightly, from the lowest up to the first mistake.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_EXITS = 16
 
 @dataclass(frozen=True)
 class SpecEESettings:
-    """Which exits have predictors, and the shape of these."""
+    """The exits with predictors, and the predictors' shape."""
 
     exits: tuple[int, ...] | str | None = None
     """Layers with a predictor ("2,4,8" on the command line). Default: about sixteen, evenly spaced."""

@@ -49,7 +49,7 @@ def save_state(out: Path, runs: Sequence[Run], step: int, elapsed: float, settin
         replace_file(out / _NAME, lambda path: torch.save(state, path))
     except (OSError, RuntimeError) as error:
         raise ModelError(
-            f"{out / _NAME} cannot be written ({error}); the state before it is whole: make room, resume"
+            f"{out / _NAME} cannot be written ({error}); the previous state is complete: free disk space, then resume"
         ) from error
 
 
@@ -61,7 +61,7 @@ def load_state(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> tupl
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file makes the unpickler say
-        raise ModelError(f"{path} cannot be read ({error}); remove it to begin anew") from None
+        raise ModelError(f"{path} cannot be read ({error}); remove it to start again") from None
     _check(path, state, runs, settings)
     for run in runs:
         mine = state["runs"][run.objective.name]

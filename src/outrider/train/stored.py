@@ -1,9 +1,9 @@
 """The target's states of a corpus, computed once and kept on disk: for many epochs, or many runs, over the same texts.
 
-The store keeps hidden states of the tapped layers and of the last one. Logits are V / H times larger. They are made again from
-the last state for a few positions at a time, as they are without a store. A document is known by its tokens, so another run
-with the same target and layers reads what it finds. The index is written after the states it points to, so a kill loses the
-last document at most.
+The store keeps hidden states of the tapped layers and of the last one. Logits would be V / H times larger, so they are computed
+from the last state, a few positions at a time, as without a store. A document is identified by its tokens, so another run with
+the same target and layers can use the store. The index is written after the states it points to, so a killed run loses at most
+the last document.
 
     states.bin: [len, taps, H] of every document, one after the other;      index.jsonl: {"digest", "offset", "length"} per line
 """

@@ -16,7 +16,7 @@ from outrider.train.features import DocumentRows, compute
 
 @final
 class TaughtStates:
-    """States by text, those used longest ago forgotten first. Not for several threads."""
+    """States by text; the least recently used are dropped first. Not thread-safe."""
 
     def __init__(self, target: Target, taps: Sequence[int], max_bytes: int) -> None:
         """``taps`` are the target layers read beside the last one. At most ``max_bytes`` are kept."""

@@ -1,4 +1,4 @@
-"""A uniform sample of a stream: every document that ever came is kept with the same chance.
+"""A uniform sample of a stream: every document that ever came is in the sample with the same probability.
 
 Vitter's algorithm R: the n-th document takes the place of a random one of the k kept with chance k / n.
 """

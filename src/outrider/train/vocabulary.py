@@ -1,4 +1,4 @@
-"""Which tokens a draft needs to say: the commonest of a text."""
+"""The tokens that a draft should be able to produce: the commonest of a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of a ``generate`` call: one padded tensor, the streamer's columns, and scores where they are asked for."""
+"""The answer of a ``generate`` call: one padded tensor, the streamer's columns, and scores if requested."""
 
 from __future__ import annotations
 

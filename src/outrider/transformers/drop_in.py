@@ -1,4 +1,4 @@
-"""The loop that ``generate`` of transformers hands over to: ``custom_generate=outrider.transformers.generate(...)``.
+"""The decoding loop for ``generate`` of transformers: ``custom_generate=outrider.transformers.generate(...)``.
 
 transformers has prepared everything when it calls us: ids, masks, the list of logits processors, the stopping criteria. A call
 becomes one request per row, all rows share the passes of Outrider's engine, and the answer has the form that transformers
@@ -139,7 +139,7 @@ def _check(choice: Choice, num_drafts: int) -> None:
 
 
 def _noise_for(choice: Choice, noise: str | None) -> str:
-    """Where the random numbers come from. A lossy rule keeps guesses that are not the drawn token, so it needs the law."""
+    """The source of random numbers. A lossy rule keeps guesses that are not the drawn token, so it needs the law."""
     is_lossless = choice.rule(TABLES).rule.lossless
     if noise is None:
         return "torch" if is_lossless else "own"

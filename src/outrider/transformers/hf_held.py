@@ -1,8 +1,8 @@
-"""What Outrider keeps with a transformers model: a target over its weights, and the methods composed on it.
+"""Objects that Outrider keeps with a transformers model: a target over its weights, and the methods composed on it.
 
 The target is the native CPU pass where it can read the model's matrices in their place (``hf_in_place.py``), and the adapter
 over the model's own modules otherwise. Opening either tries the model on a few tokens (``models/hf_check.py``), so it is done
-once. The model itself holds the result, which lives and dies with it. Nothing of it is copied or saved with the model.
+once. The model holds the result, which is freed with it. It is not copied or saved with the model.
 
 In 16 bits the best logit is often shared by several tokens, and the order of a sum decides between them. That order depends on
 how many tokens share a pass, in PyTorch's products too. So no loop that scores several tokens at once can promise the text of
@@ -46,7 +46,7 @@ class Held:
 
     @staticmethod
     def of(model: Any) -> Held:
-        """Everything that is kept with a model."""
+        """The objects kept with a model."""
         return vars(model).setdefault(_NAME, Held())
 
     def target(self, model: Any) -> Target:

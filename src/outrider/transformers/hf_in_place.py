@@ -1,9 +1,9 @@
-"""The native CPU pass on the weights of a transformers model, where they lie: nothing of a matrix is copied.
+"""The native CPU pass on the weights of a transformers model, without copying a matrix.
 
-A pass over several nodes costs PyTorch's eager modules two or three passes over one on many CPUs. The native pass costs
-little more than one, so guesses pay. It takes over where three things hold. The architecture is one of the lean decoder's
-families. The model is what its class says: no hook, no replaced ``forward``, no parameter of another name. And a few tokens get
-the logits of the model itself. Otherwise the adapter runs the model's own modules.
+A pass over several nodes costs PyTorch's eager modules two or three passes over one on many CPUs. The native pass costs little
+more than one, so guesses pay. It is used under three conditions. The architecture is one of the lean decoder's families. The
+model behaves as its class defines: no hook, no replaced ``forward``, no parameter of another name. And on a few tokens its
+logits equal the model's. Otherwise the adapter runs the model's own modules.
 """
 
 from __future__ import annotations

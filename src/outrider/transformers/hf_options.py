@@ -48,7 +48,7 @@ _REFUSALS = (
 @final
 @dataclass(frozen=True)
 class Answer:
-    """What the caller wants back."""
+    """The form of the answer that the caller wants."""
 
     as_dict: bool
     scores: bool

@@ -1,7 +1,8 @@
 """Logits processors of transformers on the nodes of a tree.
 
-A processor is called with one row: the ids on the path to a node, the row's padding in front, and that node's logits. It must
-be a function of those two. This is tried on the prompts before the first token, and a processor that fails is refused by name.
+A processor is called with one row: the ids on the path to a node, after the row's padding, and that node's logits. Its result
+must depend only on those two. This is tested on the prompts before the first token, and a processor that fails is refused by
+name.
 
 Where sampled text has to be that of plain ``generate``, all processors run per node, and ``hf_noise.py`` makes their result
 scores whose largest is the drawn token. With the engine's own noise, the last processors of the list mostly become sampling
@@ -98,7 +99,9 @@ def try_processors(processors: Sequence[Any], prompts: PaddedPrompts, vocab_size
             raise OptionError(f"{name} remembers earlier calls, which rejected guesses would spoil; {_REMEDY}")
         whole = processor(prompts.input_ids, scores.clone())
         if not _same(whole, processor(prompts.input_ids, scores.clone())):
-            raise OptionError(f"{name} gives two answers to one question, so guesses cannot be checked with it; {_REMEDY}")
+            raise OptionError(
+                f"{name} gives different results for the same input, so guesses cannot be checked with it; {_REMEDY}"
+            )
         try:
             parts = [_apply_row(processor, prompts, scores, row) for row in range(prompts.num_rows)]
         except Exception as error:  # a processor may raise anything where it misses the other rows

@@ -1,6 +1,6 @@
 """The prompts of a ``generate`` call: left-padded rows of ids as lists without their padding.
 
-Position ids and the attention mask carry no more information than the padding does; where they do, the call is refused.
+Position ids and the attention mask must follow from the padding. If they say anything else, the call is refused.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _check_mask(input_ids: Tensor, kept: Tensor) -> None:
     if empty is not None:
         raise RequestError(f"row {empty} of attention_mask hides the whole prompt; leave the row out")
     if bool((kept[:, 1:] < kept[:, :-1]).any()):
-        raise RequestError("attention_mask hides ids behind visible ones; use tokenizer.padding_side = 'left'")
+        raise RequestError("attention_mask hides ids after visible ones; use tokenizer.padding_side = 'left'")
 
 
 def _check_positions(kept: Tensor, position_ids: Tensor | None) -> None:

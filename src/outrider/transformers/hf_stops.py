@@ -90,7 +90,7 @@ def try_criteria(criteria: Sequence[Any], prompts: PaddedPrompts) -> None:
             continue
         first, second = (_answers(criterion, prompts.input_ids) for _ in range(2))
         if first != second:
-            raise OptionError(f"{name} gives two answers to one question, so it cannot be asked row by row; {_REMEDY}")
+            raise OptionError(f"{name} gives different results for the same input, so it cannot be asked row by row; {_REMEDY}")
         if first != [_is_met(criterion, ids[None]) for ids in prompts.input_ids]:
             raise OptionError(f"{name} looks at other rows of the batch; call generate with one prompt at a time")
 

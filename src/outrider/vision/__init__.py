@@ -1,7 +1,7 @@
 """Vision-language targets: prompts with images, read by transformers' vision towers and the lean decoder.
 
 A tower and a projector turn an image into embeddings, one per place that the image takes in the prompt. The lean decoder reads
-them where the placeholders stand, and goes on with text. Only the prompt knows of images, so every method works unchanged.
+them at the placeholders, and continues with text. Only the prompt has images, so every method works unchanged.
 
     pixels.py    an image as its model's processor makes it     families.py   which checkpoints, how they write images
     hf_tower.py  pixels to embeddings                           positions.py  several axes of positions (Qwen2-VL)

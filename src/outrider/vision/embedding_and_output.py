@@ -1,4 +1,4 @@
-"""The ends of a vision-language target's language model, around which heads are built, and its config with the placeholder."""
+"""Embedding and output matrix of a vision-language target's language model, for heads, and its config with the placeholder."""
 
 from __future__ import annotations
 

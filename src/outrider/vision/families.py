@@ -18,7 +18,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """What distinguishes a family."""
+    """Properties of a family."""
 
     text_module: str
     """The attribute of transformers' model that holds the language model."""

@@ -1,7 +1,7 @@
-"""A vision tower and its projector, as transformers has them, apart from the language model that they speak to.
+"""A vision tower and its projector, run by transformers, without the language model.
 
-The whole checkpoint is opened by transformers, which knows its names. The language model's tensors go to the lean decoder; what
-stays turns pixels into embeddings of the decoder's width.
+transformers opens the whole checkpoint. The language model's tensors go to the lean decoder. The rest turns pixels into
+embeddings of the decoder's width.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What ``outrider info`` says of a vision-language model: its language model runs on the lean decoder, on every device."""
+"""The output of ``outrider info`` for a vision-language model, whose language model runs on the lean decoder on every
+device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open a vision-language folder: its tower through transformers, its language model in the lean decoder."""
+"""Opens a vision-language folder: the tower by transformers, the language model by the lean decoder."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _lean(text: Mapping[str, Any], path: Path, family: VisionFamily) -> ModelCon
     if config is None:
         raise ModelError(f"{path}: its language model cannot be run ({why_not_lean(dict(text))}); use another model")
     if config.embedding_scale != 1.0:
-        raise ModelError(f"{path}: its language model scales embeddings, and images with them; use another model")
+        raise ModelError(f"{path}: its language model scales embeddings, which would scale images too; use another model")
     if family.has_axes and any(window is not None for window in config.windows):
         raise OptionError(f"{path}: sliding windows count slots, and its images take fewer positions; use another model")
     return config

@@ -1,4 +1,4 @@
-"""Messages with images: which images a conversation holds, and what is left of it for a chat template.
+"""Messages with images: extracts the images of a conversation, and prepares the rest for a chat template.
 
 {"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What is this?"}]}
 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}, ...]}

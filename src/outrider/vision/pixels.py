@@ -1,7 +1,7 @@
 """An image as the tower takes it: read, checked and put through the model's own image processor.
 
-An image is a path, bytes, a PIL image, or the processor's output itself (a mapping with ``pixel_values``). Its size is known
-before it is decoded, so a huge one costs nothing.
+An image is a path, bytes, a PIL image, or the processor's output itself (a mapping with ``pixel_values``). Its size is checked
+before it is decoded, so a huge image costs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Positions with three axes: time, height and width (multimodal rotary positions of Qwen2-VL, arXiv 2409.12191).
 
-Text counts one position a token, the same on all axes. The places of an image share one time, and have the height and width of
-their patch; what follows an image goes on behind its longer side. Each axis turns a section of a head's dimensions.
+Text counts one position a token, the same on all axes. All positions of an image have the same time, and the height and width
+of their patch. Text after an image continues after its longer side. Each axis rotates some of a head's dimensions.
 
     text after position P        (P, P, P), (P + 1, P + 1, P + 1), ...
     image of h x w places        (P, P + i, P + j);  what follows is at P + max(h, w)

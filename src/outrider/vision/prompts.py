@@ -1,7 +1,7 @@
 """Token ids and images to a prompt that the target can read.
 
-Each placeholder in the ids becomes as many as the image has places. The target reads, at those places, ids that name the
-image's embeddings; drafters, penalties and the detokenizer see the placeholders, which are ordinary tokens.
+Each placeholder is repeated for every position of its image. There the target reads ids that name the image's embeddings.
+Drafters, penalties and the detokenizer see the placeholders, which are ordinary tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EmbeddedPrompt:
     ids: list[int]
     """Tokens of the vocabulary, with the placeholder repeated for every position of an image."""
     read_ids: list[int]
-    """What the target reads at the same positions."""
+    """The ids that the target reads at the same positions."""
     runs: tuple[EmbeddingRun, ...]
     """Embeddings that ``read_ids`` name."""
 
@@ -93,7 +93,7 @@ class Vision:
             hint = f"write {name} once where each image belongs" if count < num_images else "give an image for each"
             raise RequestError(f"the prompt has {count} placeholders {name} for {num_images} images; {hint}")
         if num_images and ids[-1] == self.tokens.token:
-            raise RequestError("the prompt ends with an image; put text behind it (a question, or the chat template)")
+            raise RequestError("the prompt ends with an image; put text after it (a question, or the chat template)")
 
     def _seen(self, pixels: Pixels) -> tuple[EmbeddingRun, Pixels]:
         return self.target.book.run(pixels.key, lambda: (self._features(pixels), None)), pixels

@@ -1,10 +1,11 @@
-"""A decoder that reads embeddings among tokens, whichever decoder it is.
+"""Lets any decoder read image embeddings among tokens.
 
-The decoder's embedding table gets a few rows more than the vocabulary. A piece of a prompt is read after the embeddings in it
-were written to those rows. So the pass itself, on a CPU or a GPU, looks up ids as usual. Logits have the vocabulary's size.
+The decoder's embedding table gets a few rows more than the vocabulary. Before a piece of a prompt is read, its embeddings are
+written to those rows. So the pass itself, on a CPU or a GPU, looks up ids as usual. Logits have the vocabulary's size.
 
-Places with several axes of positions (Qwen2-VL) are read with a rotary table of their own. Rotations act through distances, so
-the whole prompt is shifted until the first token behind its last image has the position of its slot: nothing after that knows.
+Images with several position axes (Qwen2-VL) are read with a separate rotary table. Rotations act through distances, so the
+whole prompt is shifted until the first token after its last image has the position of its slot. Then later passes need no
+change.
 
     slots       0 .. n - 1                      n, n + 1, ...            n: end of the last image
     turned as   p_s + n - P  on every axis      n, n + 1, ...            P: the position that follows the last image
@@ -41,7 +42,7 @@ class VisionTarget(WrappedTarget[LayeredTarget], LayeredTarget):
     """A decoder whose prompts may hold embeddings. Its book says which."""
 
     def __init__(self, inner: LayeredTarget, table: Tensor, book: Book) -> None:
-        """``table`` is the decoder's embedding, with ``SPARE_ROWS`` rows behind the vocabulary."""
+        """``table`` is the decoder's embedding, with ``SPARE_ROWS`` rows after the vocabulary."""
         super().__init__(inner)
         self.traits = replace(self.traits, can_be_captured=inner.traits.can_be_captured)
         self.table, self.book = table, book

@@ -1,4 +1,4 @@
-"""The page, live or with a recorded trace in it, and the page of images: one file that needs nothing else, put together from
+"""The live page, the page with a recorded trace, and the page of images. Each is a single file without dependencies, made from
 ``site/``."""
 
 from __future__ import annotations

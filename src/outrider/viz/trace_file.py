@@ -1,4 +1,4 @@
-"""Traces as files: one round per line, in JSON; words beside the token ids where somebody knew them."""
+"""Trace files: one round per line, in JSON, with the words of tokens if they were known."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _round(line: str, where: str) -> dict[str, Any]:
 
 
 def _is_tree(parents: Sequence[Any], size: int) -> bool:
-    """The root first, every other node after its parent."""
+    """Whether the root comes first, and every other node after its parent."""
     return (
         len(parents) == size > 0
         and all(isinstance(p, int) and p < n for n, p in enumerate(parents))

@@ -1,8 +1,8 @@
 """``outrider audit``: all checks of losslessness, for one method on one model.
 
 Proofs come first: random numbers, the rule by enumeration, and its batched form. Then comes the model: greedy text against
-plain decoding's, the text of a seed, guesses against their q, and the emitted law. The proofs are exact and know nothing of the
-model; the tests on the model see everything that runs, with a stated error rate. A bug must get past both.
+plain decoding's, the text of a seed, guesses against their q, and the emitted law. The proofs are exact but do not involve the
+model. The tests on the model cover everything that runs, with a stated error rate.
 """
 
 from __future__ import annotations

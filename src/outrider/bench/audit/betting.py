@@ -1,15 +1,15 @@
 """A sequential test with a stated error rate: bets against the claimed law, at fair odds.
 
-Whoever claims that outcomes have the law p must accept any bet that is fair under p. A gambler starts with 1 and stakes on
-events (the token is the likeliest one, it is one the draft favours, ...). If the claim is true, the fortune is a martingale.
-The probability that it ever reaches 1 / alpha is then at most alpha, however long one looks and whenever one stops (Ville
-1939). If it is false, some event comes too often or too seldom and a bet on it grows exponentially. The gambler splits the
-stake over many events and rates, and the sum of their fortunes is as fair.
+If outcomes have the law p, no strategy can win against bets that are fair under p. A gambler starts with 1 and bets on events
+(the token is the likeliest one, it is one that the draft favours, ...). If the claim is true, the fortune is a martingale. The
+probability that it ever reaches 1 / alpha is then at most alpha, whenever one stops (Ville 1939). If the claim is false, some
+event occurs too often or too seldom, and a bet on it grows exponentially. The gambler splits the stake over many events and
+rates. The sum of the fortunes is fair as well.
 
     fortune of a bet:   W <- W (1 + r (1[y in A] - p(A)));      reject p when  mean over bets of W  >= 1 / alpha
 
-Waudby-Smith & Ramdas 2023 (arXiv 2010.09686) for bounded bets. What is looked at before a bet (the events A) may depend on
-everything already emitted, never on what is bet on.
+Waudby-Smith & Ramdas 2023 (arXiv 2010.09686) for bounded bets. The events A of a bet may depend on everything emitted before,
+but not on the outcome of the bet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Audits everything: every method with its own rule, and every rule once more.
 
-A rule is audited with the first method that it accepts guesses from and that grows its shape, so that rules for trees see
-trees. What is lossless must pass; what is lossy must be flagged, with its distance by enumeration and the bias its text
-shows.
+A rule is audited with the first method whose guesses it can accept and that grows its shape, so that rules for trees get trees.
+Lossless methods must pass. Lossy ones must be flagged, with the distance by enumeration and the bias of their text.
 """
 
 from __future__ import annotations

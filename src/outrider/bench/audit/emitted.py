@@ -1,9 +1,9 @@
 """Tests whether the emitted text has the target's law, with a sequential test on the model itself.
 
-Given the text so far, the next token of a lossless method has the target's law, whatever was drafted and wherever rounds
-began. So every emitted token is an outcome to bet on. The claimed law is computed anew from the emitted text, in passes of its
-own. Only the text decides what is bet on. Given what was drafted or accepted, tokens do *not* have the law p, so a test that
-looked at that would reject exact methods.
+Given the text so far, the next token of a lossless method has the target's law, whatever was drafted and wherever rounds began.
+So every emitted token is an outcome to bet on. The claimed law is computed anew from the emitted text, in passes of its own.
+Bets depend on the text alone. Conditional on what was drafted or accepted, tokens do *not* have the law p, so a test that used
+this would reject exact methods.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Events that a gambler bets on: sets of tokens whose probability under the claimed law is known.
 
 A wrong rule or drafter errs in recognisable directions. It favours what the draft favours, likely tokens (a wrong temperature)
-or copies, or it avoids what was proposed before (a lost duplicate). Each is a set of tokens, fixed by what came before; two
-arbitrary sets stand for what nobody thought of.
+or copies, or it avoids what was proposed before (a lost duplicate). Each event is a set of tokens, determined by the text
+before. Two arbitrary sets can reveal other kinds of error.
 """
 
 from __future__ import annotations

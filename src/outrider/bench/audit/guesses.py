@@ -1,8 +1,8 @@
 """Tests whether guesses are drawn from the law that they declare. Rules that compare p with q are exact only then.
 
-Every sampled guess of every round is an outcome whose claimed law stands in the draft: q at its parent, without its elder
-siblings where it was drawn without replacement. A drafter that takes the likeliest token, samples at another temperature, sorts
-its siblings, removes duplicates or drops the guesses it is unsure of is betrayed by its own guesses.
+Every sampled guess of every round is an outcome with a claimed law: the draft's q at its parent, without the elder siblings if
+it was drawn without replacement. The test reveals drafters that take the likeliest token, sample at another temperature, sort
+siblings, remove duplicates, or drop guesses they are unsure of.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares a text with plain decoding's, and explains every difference.
 
-The two runs are compared token by token. Where they part, the scores of each run's own pass tell three causes apart.
+The two runs are compared token by token. At the first difference, the scores of each run's own pass tell three causes apart.
 
 - *Rule*: the emitted token is not the choice that the method's own scores make. That is a bug.
 - *Scores*: the two passes disagree by more than rounding can explain. A mask, a position or a cache is wrong.

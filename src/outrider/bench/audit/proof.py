@@ -1,8 +1,8 @@
 """The proof of a rule: its output law by enumeration, and its batched form against the scalar one.
 
-The first shows that the rule as written is exact for the way this method draws its guesses. The second shows that production
-runs that rule, number by number. It uses a temperature and a truncation, so that a law from before the sampler would show.
-For a lossy rule the enumeration gives its distance instead.
+The first shows that the scalar rule is exact for the way in which this method draws its guesses. The second shows that the
+batched form computes the same, number by number. It uses a temperature and a truncation, so that a law from before the sampler
+would be noticed. For a lossy rule the enumeration gives its distance instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Toy models and rounds that are small enough to enumerate, so that a rule's output law is computed instead of sampled.
 
-A toy model is a law over two or three tokens for every context. An experiment drafts with one, verifies against another for one
-round or two, and goes on with the target's law to a fixed length. Every branch of it is run, drafting included, and the
-probabilities of the texts are added up.
+A toy model is a law over two or three tokens for every context. An experiment drafts with one toy model, verifies against
+another for one or two rounds, and continues with the target's law to a fixed length. Every branch is run, drafting included,
+and the probabilities of the texts are added up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The probe: two equal networks guess a token beyond the next, one with the hidden state and one without it.
 
-Both see the tokens in between. The difference of their held-out losses estimates what the state knows beyond those tokens. It
-is a lower bound up to the second network's own error. A network that is too small for the tokens makes it too large, and one
-that is too small for the state makes it too small. (Information surplus: arXiv 2507.19247; the probe is ours.)
+Both see the tokens in between. The difference of their held-out losses estimates the information of the state beyond those
+tokens. The estimate is too large if the network is too small to use the tokens, and too small if it cannot use the state.
+(Information surplus: arXiv 2507.19247; the probe is ours.)
 
     surplus(k)  ~  CE(tokens in between)  -  CE(tokens in between + state)          [nats, held out]
     state alone (Medusa's input) | state + tokens (Hydra's, EAGLE's) | tokens alone (a drafter without the target's states)

@@ -1,8 +1,8 @@
 """Sources whose surplus is known: a Markov chain, where it is zero, and a hidden Markov model, where it can be computed.
 
-The state of a source after a text is all that the text tells about what follows. For a Markov chain it is the last token, for a
-hidden Markov model the probabilities of the hidden state (the forward algorithm). The function ``exact`` sums over all texts of
-a given length, since knowing the state and the tokens in between is knowing the whole text.
+The state of a source after a text holds all information of the text about what follows. For a Markov chain it is the last
+token, for a hidden Markov model the probabilities of the hidden state (the forward algorithm). The function ``exact`` sums over
+all texts of a given length, because the state and the tokens in between are equivalent to the whole text.
 
     surplus at offset k  =  I(H_t; W_{t+k+1} | W_{t+1} .. W_{t+k})  =  H(next | k tokens)  -  H(next | k + num_before tokens)
 """

@@ -1,1 +1,1 @@
-"""The words of every command: its options, their defaults and their meaning. Nothing here imports PyTorch."""
+"""The options of every command, with their defaults and meanings. Nothing here imports PyTorch."""

@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     add_key_storage(parser)
     parser.add_argument("--threads", type=int, help="CPU threads")
-    group = parser.add_argument_group("how much")
+    group = parser.add_argument_group("size of the audit")
     defaults = AuditConfig()
     group.add_argument("--suites", default="stories,extraction", help="where prompts come from (default: %(default)s)")
     group.add_argument("--prompts", type=int, default=defaults.num_prompts, help="prompts of the identity tests")

@@ -1,4 +1,4 @@
-"""``outrider bench``: every method of the table against plain decoding, in turns, in one process, with intervals.
+"""``outrider bench``: measures every method against plain decoding, in turns in one process, with intervals.
 
 outrider bench                                        the bundled pair, every method, every suite
 outrider bench --model DIR --draft DIR --suites chat,code,prompts.jsonl --methods suffix,draft-model -K 3,5
@@ -22,7 +22,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_load_options(parser)
     _add_what(parser)
     _add_how(parser)
-    inner = parser.add_subparsers(dest="also", metavar="", title="also")
+    inner = parser.add_subparsers(dest="also", metavar="", title="subcommands")
     compared = inner.add_parser("compare", help="is the second run slower than the first?")
     compared.add_argument(
         "old", metavar="OLD[,OLD...]", help="written by --json; several runs, with commas, tell smaller changes"
@@ -49,7 +49,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how much, and where it goes")
+    group = parser.add_argument_group("size and output")
     group.add_argument("--rounds", type=int, default=5, help="repetitions of every measurement")
     group.add_argument("--prompts", type=int, help="most prompts of a suite (default: all)")
     group.add_argument("--seconds", type=float, help="end in about this time, with fewer prompts, rounds and settings")

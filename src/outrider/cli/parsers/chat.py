@@ -1,4 +1,4 @@
-"""``outrider chat``: talk to a model in the terminal, every token in the colour of where it came from."""
+"""``outrider chat``: talk to a model in the terminal, with every token in the colour of its origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outrider prune``: a draft model made of parts of a larger one, its layers and MLP units chosen by what they do to text."""
+"""``outrider prune``: makes a draft model out of a larger one, from the layers and MLP units that matter most on real text."""
 
 from __future__ import annotations
 

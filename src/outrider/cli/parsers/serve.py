@@ -27,7 +27,7 @@ LIMITS = (
     ("max_client_connections", int, "connections of one address"),
     ("prefill_tokens", int, "prompt tokens read between two rounds"),
     ("memory_budget", int, "bytes for caches and logits (default: no limit)"),
-    ("prefix_bytes", int, "bytes for shared beginnings of prompts; 0 shares nothing"),
+    ("prefix_bytes", int, "bytes of the prefix cache; 0 turns it off"),
     ("stored_responses", int, "responses of /v1/responses that are stored, for previous_response_id; 0 stores none"),
     ("stored_bytes", int, "bytes of stored responses"),
     ("stored_age_s", float, "seconds after which a stored response is forgotten"),
@@ -69,7 +69,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         group.add_argument(flag, dest=name, type=kind, default=defaults[name], help=text + shown)
     text = "which requests share a round: ragged (all of them); eqspec and exspec are for comparison"
     group.add_argument("--grouping", metavar="NAME", default=defaults["grouping"], help=text)
-    text = "tokens of a page of keys and values, a power of two, which like beginnings share (default: 0, the device decides)"
+    text = "tokens per page of keys and values, a power of two; equal prefixes share pages (default: 0, the device decides)"
     group.add_argument("--page-len", type=int, default=0, help=text)
 
 

@@ -34,7 +34,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, model_action: str = "s
     group.add_argument(
         "--dtype",
         default="auto",
-        help="auto, float32, bfloat16, float16, int8, stored or stored-exact (GGUF files and quantised folders)",
+        help="auto, float32, bfloat16, float16, int8, int4, w8a8, stored or stored-exact (see docs/quantised.md)",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     group.add_argument("--numerics", default="auto", help="on a GPU: invariant (bit for bit plain decoding's text) or fast")
@@ -116,7 +116,7 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replicas (pip install 'outrider[ray]')")
     text = "run N engines on Ray Serve behind this address; LEAST:MOST lets their number follow the load"
     group.add_argument("--replicas", metavar="N", help=text)
-    text = "where requests go. prefix: to the replica that has read their beginning; random: to the less busy of two"
+    text = "where requests go. prefix: to the replica that has read their prefix; random: to the less busy of two"
     group.add_argument("--routing", choices=["prefix", "random"], default="prefix", help=text)
     text = "with LEAST:MOST: requests that fill a replica, until its measured goodput gives the number"
     group.add_argument("--target-requests", type=float, default=8.0, metavar="N", help=text)

@@ -17,7 +17,7 @@ from outrider.cli.parsers.shared import add_load_options
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("simulate", description=__doc__)
-    group = parser.add_argument_group("elsewhere")
+    group = parser.add_argument_group("prediction for other hardware")
     group.add_argument("--hardware", default="h200", help=f"one of {', '.join(HARDWARE)} (default: %(default)s)")
     group.add_argument("--devices", type=int, default=1, help="devices that share the target's weights")
     group.add_argument("--params", type=float, default=8e9, help="parameters of the target")
@@ -42,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--pearl", action="store_true", help="compare with drafting in parallel, on one more device")
     text = "compare with a draft whose layers run at once on N devices"
     group.add_argument("--easyspec", type=int, metavar="N", help=text)
-    text = "of the guesses of such a draft, where it is known (default: that of --acceptance)"
+    text = "acceptance rate of such a draft by position (default: that of --acceptance)"
     group.add_argument("--easyspec-acceptance", metavar="A,A", help=text)
     group.add_argument("--load", type=float, metavar="R", help="requests per second, for the number of replicas")
     group.add_argument("--request-tokens", type=float, default=256, help="tokens per answer (default: 256)")
@@ -50,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--utilisation", type=float, default=0.7, help="share of a replica's speed to plan for (default: 0.7)")
     group.add_argument("--price", type=float, default=0.0, help="price of a replica per hour, for the cost of a million tokens")
     group.add_argument("--longest", type=int, default=12, help="longest draft that is considered")
-    group = parser.add_argument_group("here")
+    group = parser.add_argument_group("check on this machine")
     group.add_argument("--validate", action="store_true", help="predict synthetic drafters on this machine, then measure them")
     group.add_argument(
         "--cpu-time", action="store_true", help="count CPU seconds, for a machine that is shared; needs --threads 1"

@@ -24,7 +24,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder of the checkpoints; a run found there is resumed"
     )
-    parser.add_argument("--draft", metavar="MODEL", help="the draft model to begin with; acceptance-head: whose guesses")
+    parser.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="the draft model to start from; for acceptance-head, the draft whose guesses are judged",
+    )
     parser.add_argument("--reference", metavar="MODEL", help="adaspec: the distilled model whose losses choose the tokens")
     parser.add_argument(
         "--option", "-O", action="append", default=[], metavar="NAME=VALUE", help="any setting of the run; see docs/train.md"

@@ -1,4 +1,4 @@
-"""``outrider trim``: a draft model or trained heads that say the commonest tokens only, which makes drafting cheaper."""
+"""``outrider trim``: restricts a draft model or trained heads to the commonest tokens, which makes drafting cheaper."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Bests:
         return 1 / (weights * (peaks - peaks.amax(-1, keepdim=True)).exp()).sum(-1)
 
     def shared_by(self, num_nodes: int) -> Bests:
-        """These values repeated for so many nodes, where one node stands for all."""
+        """These values repeated for so many nodes, if all nodes have the same values."""
         values, tokens = (part.expand(-1, num_nodes, -1).contiguous() for part in (self.values, self.tokens))
         return Bests(values, tokens, None if self.sums is None else self.sums.expand(-1, -1, num_nodes, -1).contiguous())
 

@@ -1,4 +1,4 @@
-"""What all drafters that copy have in common: the committed tokens are all they need, so nothing else of a round teaches them.
+"""The base of all drafters that copy. They need only the committed tokens, and ignore everything else of a round.
 
 Their guesses are chosen, not sampled.
 """

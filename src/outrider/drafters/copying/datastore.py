@@ -2,10 +2,10 @@
 
 A folder holds ``datastore.json`` and, per shard, two plain arrays. The first holds the tokens as big-endian integers, so that
 comparing bytes compares tokens. The second holds the positions (uint32, little-endian) in the order of the text that starts
-there. Both are mapped into memory, not read: opening takes milliseconds whatever the size, and processes share the pages.
-Documents end with a border that is no token, so no match and no continuation crosses from one document into the next.
+there. Both are memory-mapped: opening takes milliseconds whatever the size, and processes share the memory. Documents end with
+a border that is not a token, so no match and no continuation crosses from one document into the next.
 
-The store of REST: He et al. 2023, arXiv 2311.08252. ``build_datastore`` writes one.
+It is the datastore of REST: He et al. 2023, arXiv 2311.08252. ``build_datastore`` writes one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ META_FILE, FORMAT, VERSION = "datastore.json", "outrider datastore", 1
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Where a context was found."""
+    """The places where a context was found."""
 
     match_len: int
     num_hits: int

@@ -1,7 +1,7 @@
 """Write a datastore: documents are collected into shards, and each shard is sorted on its own.
 
-A shard is as large as may be sorted in memory; a look-up asks every shard, so few large ones answer faster. The JSON file that
-makes a folder a datastore is written last: a build that was interrupted leaves none.
+A look-up asks every shard, so few large shards are faster. Their size is limited by the memory that sorting takes. The file
+``datastore.json`` is written last, so an interrupted build leaves no datastore.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The file of a drafter's memory: named numpy arrays and a JSON header, with a version and a checksum.
 
-A plain ``.npz`` archive that numpy can open without us and that holds no code. It is written beside its final name and then
-moved there, so a reader never sees half a file; a damaged one is refused in one line.
+It is a plain ``.npz`` archive that numpy can open by itself and that holds no code. It is written under a temporary name and
+then renamed, so a reader never sees half a file. A damaged file is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """An n-gram cache: guess what usually followed the last few tokens, in this request and in all requests before it.
 
 A memory counts what followed every n-gram of up to ``max_ngram`` tokens, in prompts and outputs. The longest known n-gram at
-the end of the context proposes its continuations. Each of them becomes part of the next context, and so on along a chain or
-over a small tree. Backing off to shorter n-grams: Katz 1987; as a drafter: "lookup decoding" with persistent n-gram caches, as
-in llama.cpp, and Ou et al. 2024, arXiv 2404.08698 (ANPD).
+the end of the context proposes its continuations. A guess becomes part of the next guess's context, along a chain or over a
+small tree. Backing off to shorter n-grams is from Katz 1987. Drafters of this kind are llama.cpp's lookup decoding and Ou et
+al. 2024, arXiv 2404.08698 (ANPD).
 
     P(t | s) = count(s' t) / sum_t count(s' t),     s': the longest known end of s
     prob(node) = product of P on its path,          a guess needs prob >= min_token_prob

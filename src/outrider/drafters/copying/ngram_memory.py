@@ -1,9 +1,9 @@
 """The memory of the n-gram cache: for every n-gram of up to ``max_ngram`` tokens, what followed it and how often.
 
-It is a lasting memory, with a bound, ``save`` and ``load``. An n-gram keeps its total and a few continuations. In a full one, a
-newcomer replaces the rarest (of equals the oldest) and starts at 1, so counts are never too high. The bound is in n-grams, and
-those unused for longest go first. There are a young and an old generation, and use brings an n-gram back into the young one.
-When the young one holds half the bound, the old one is dropped.
+It is a lasting memory, with a maximum size, ``save`` and ``load``. An n-gram keeps its total count and a few continuations. If
+it has no room, a new continuation replaces the rarest (of equals the oldest) and starts at 1, so counts are never too high. The
+size is limited in n-grams, and the least recently used are dropped first. For this there are a young and an old generation;
+using an n-gram moves it to the young one. When the young one holds half the limit, the old one is dropped.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class NgramMemory(SavedMemory):
         memory = NgramMemory(vocab_size=vocab_size, max_ngram=max_ngram, max_entries=max_entries)
         grams, tokens = arrays["grams"], arrays["tokens"]
         if max(grams.max(initial=-1), tokens.max(initial=-1)) >= vocab_size or arrays["sizes"].sum() != len(tokens):
-            raise ModelError(f"memory file {path} holds what cannot have been learned; delete it and save it again")
+            raise ModelError(f"memory file {path} holds impossible counts; delete it and save it again")
         counted = zip(tokens.tolist(), arrays["counts"].tolist(), strict=True)
         for gram, size in zip(grams.tolist(), arrays["sizes"].tolist(), strict=True):
             known, found = [token for token in gram if token >= 0], dict(islice(counted, size))

@@ -1,8 +1,8 @@
 """Prompt lookup: the text often says again what it said before, so copy what followed last time.
 
-The last n tokens are looked up in the request's own history, longest n first, most recent occurrence first, and what
-followed is proposed as a chain. A match close to the end continues into the guesses themselves, so a repeating pattern is
-drafted to full length. Costs a dictionary look-up; needs no weights. (Saxena 2023, "Prompt Lookup Decoding".)
+The last n tokens are looked up in the request's own history, longest n first, most recent occurrence first, and what followed
+is proposed as a chain. A match close to the end continues into the guesses themselves, so a repeating pattern is drafted to
+full length. A guess costs one dictionary look-up and needs no weights. (Saxena 2023, "Prompt Lookup Decoding".)
 
 Guesses are copied, not sampled: lossless under any rule that is exact for deterministic draws.
 """

@@ -1,8 +1,8 @@
 """Copying from references: answers about documents quote them, so look the last words up there and copy what follows.
 
 The last n tokens are looked up in the request's own history and in reference documents given with the method, longest n first.
-Among equal matches the request's own goes first, then the later document and the later place. What followed is proposed as a
-chain. Yang et al. 2023, "Inference with Reference" (LLMA), arXiv 2304.04487.
+Among matches of equal length the request's own wins, then the later document, then the later place. What followed is proposed
+as a chain. Yang et al. 2023, "Inference with Reference" (LLMA), arXiv 2304.04487.
 
     draft = text[j : j + K],   text[j - n : j] = the last n tokens,   n as large as possible, then j as late as possible
 

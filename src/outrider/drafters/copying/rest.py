@@ -31,7 +31,7 @@ from outrider.drafters.trees.trie import Trie
 
 @dataclass(frozen=True)
 class RestOptions:
-    """Where to look, and how far."""
+    """The datastore, and limits of the search."""
 
     datastore: Datastore | str | None = None
     """Folder of a datastore (see ``outrider datastore build``), or an open one."""

@@ -1,8 +1,8 @@
 """Suffix decoding: find the longest contexts like the present one, here and in earlier outputs, and copy what usually followed.
 
-One suffix automaton holds the request's own prompt and output, others (the memory) the outputs of all requests. Every
-suffix of the context that was seen before proposes a path, or a tree, as long as its match deserves; the one that expects
-the most accepted guesses wins. Oliaro et al. 2024, "SuffixDecoding", arXiv 2411.04975.
+One suffix automaton holds the request's own prompt and output, others (the memory) the outputs of all requests. Every suffix of
+the context that was seen before proposes a path or a tree; longer matches may propose more guesses. The proposal with the
+largest expected number of accepted guesses wins. Oliaro et al. 2024, "SuffixDecoding", arXiv 2411.04975.
 
     budget(m) = floor(factor * m + offset)                       m: tokens matched
     prob(node) = product of count(s t) / followed(s) on its path,    a guess needs prob >= min_token_prob

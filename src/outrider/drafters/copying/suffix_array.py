@@ -1,8 +1,8 @@
 """Sort all positions of a token array by what follows them, by prefix doubling with numpy.
 
-The first key packs as many tokens as fit into 64 bits; each round then sorts by pairs of the last round's ranks, which
-doubles the number of tokens compared. It stops at ``depth`` tokens: look-ups never compare more, and natural text repeats
-long passages that a complete order would have to compare to their ends. Manber & Myers 1993, "Suffix arrays".
+The first key packs as many tokens as fit into 64 bits; each round then sorts by pairs of the last round's ranks, which doubles
+the number of tokens compared. It stops at ``depth`` tokens, because look-ups never compare more. A complete order would have to
+compare long repeated passages to their ends. Manber & Myers 1993, "Suffix arrays".
 
     rank_2h(i) = rank of the pair (rank_h(i), rank_h(i + h))
 """

@@ -1,9 +1,9 @@
 """A suffix automaton that counts: how often every recent context occurred, and what followed it.
 
 States are classes of contexts that end at the same places, so n tokens make at most 2n states. The suffixes of the present
-context are one short chain of suffix links. Each append walks that chain once. It counts the token after every context and
-keeps each context's most frequent continuations in order. So the best guess is read off and never searched. Contexts longer
-than ``max_context`` are not counted; that bounds the chain, and with it the cost of a token, on any text.
+context are a short chain of suffix links. Each append walks that chain once. It counts the token after every context and keeps
+each context's most frequent continuations in order, so the best guess needs no search. Contexts longer than ``max_context`` are
+not counted. That limits the length of the chain, and so the cost of a token, on any text.
 
     P(t | s) = count(s t) / followed(s),     followed(s) = sum_t count(s t)
 
@@ -112,7 +112,7 @@ class SuffixAutomaton:
         """Most frequent continuations as (token, probability, state), the best first; among equals, the more recent
         first.
 
-        The end of a text has none: then those of its longest suffix that has some. The empty context has none.
+        At the end of a text, where there are none, those of its longest suffix that has some. The empty context has none.
         """
         followed, count, longest = self.followed, self.count, self.max_context
         while state > 0 and not followed[state]:
@@ -150,7 +150,7 @@ class SuffixAutomaton:
         return state, size
 
     def _settled(self, state: int, size: int) -> int:
-        """The state of the last ``size`` tokens of a string of ``state``."""
+        """The state of the last ``size`` tokens of a string that belongs to ``state``."""
         length, link = self.length, self.link
         above = link[state]
         while above >= 0 and length[above] >= size:

@@ -1,8 +1,8 @@
-"""The memory of suffix decoding: what all requests have said, finished or running, shared by everybody who holds it.
+"""The memory of suffix decoding: the texts of all requests, finished or running, shared by all drafters that hold it.
 
-It is a lasting memory, with a bound, ``save`` and ``load``. The bound is in tokens and the oldest go first. An automaton cannot
-forget one text, so the memory is a queue of a few automata, each with its share of the bound. The newest one learns, and the
-oldest is dropped whole when a new one is begun.
+It is a lasting memory, with a maximum size in tokens, ``save`` and ``load``. The oldest texts are dropped first. An automaton
+cannot forget a single text, so the memory is a queue of a few automata, each with its share of the size. The newest one learns,
+and the oldest is dropped whole when a new one is started.
 """
 
 from __future__ import annotations

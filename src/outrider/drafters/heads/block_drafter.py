@@ -1,7 +1,7 @@
-"""Drafting with blocks of open places: what is remembered of the text, and one pass over a block.
+"""Drafting with blocks of open positions (tokens not known yet): the memory of the text, and one pass over a block.
 
-What is kept are keys and values of the target's fused features, layer by layer; a block leaves nothing behind. All places of
-a block see each other, so it always has the length it was trained with, however few levels are asked for.
+The memory holds keys and values of the target's fused features, layer by layer. Nothing of a block is kept. All positions of a
+block see each other, so a block always has the length it was trained with, even if fewer guesses are planned.
 """
 
 from __future__ import annotations

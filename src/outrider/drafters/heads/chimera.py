@@ -1,8 +1,8 @@
 """Chimera: trees from the last three tokens on the way to a node, and one layer that sees the whole context.
 
-What is kept of the text are keys and values of the target's states. A node's trigram looks at them, at what the layer made of
-the node's ancestors, and at itself. A node costs one pass of the layer, as in EAGLE; the target's state before the root stands
-beside every answer. (Zeng et al. 2024, arXiv 2402.15758; the module is ``models/heads/chimera.py``.)
+The memory of the text is keys and values of the target's states. A node's trigram attends to them, to the layer's keys and
+values of the node's ancestors, and to itself. A node costs one pass of the layer, as in EAGLE. The target's state before the
+root enters every output. (Zeng et al. 2024, arXiv 2402.15758; the module is ``models/heads/chimera.py``.)
 
     o(node) = layer(g(last three tokens);  h_{<= t}, o(ancestors), g),      q(. | node at depth d) = softmax(V_d [h_t ; o])
 
@@ -44,7 +44,7 @@ class Chimera(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import TrigramMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import TrigramMemory  # needs triton
 
         del max_depth
         return TrigramMemory(self.head)

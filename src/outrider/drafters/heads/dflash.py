@@ -1,6 +1,5 @@
-"""Trees from DFlash's blocks: the newest token and places held open behind it go through the layers once, and every place
-says its own token (Chen et al. 2026, arXiv 2602.06036; trees over the places' laws are ours, as for all heads that do not
-see the guesses).
+"""Trees from DFlash's blocks: the newest token and the open positions after it pass the layers once, and every position gives
+the law of its own token. (Chen et al. 2026, arXiv 2602.06036. The trees are ours.)
 
     q(. | node at depth d) = softmax(W_target norm(b_{d+1}))          b: models/heads/dflash.py
 

@@ -1,8 +1,8 @@
-"""DSpark: a block in one pass, tokens chosen from left to right with a bias by the token before, and a draft that ends where
-its confidence does.
+"""DSpark: one pass over a block, then tokens chosen from left to right with a bias from the token before. A confidence head
+ends the draft.
 
-The backbone runs once a round. After it a guess costs a product of low rank, so trees can follow the guesses as EAGLE's do.
-Chains are the default, as in the paper (DeepSeek-AI 2026, arXiv 2607.05147): the confidence head says before each guess how
+The backbone runs once per round. After it, each guess costs a low-rank product, so trees can depend on their guesses as EAGLE's
+do. Chains are the default, as in the paper (DeepSeek-AI 2026, arXiv 2607.05147): the confidence head says before each guess how
 likely it is to be accepted. A policy that weighs guesses (``adaptive``) cuts the chain by it, and learns how far to trust it.
 
     q(. | node at depth d) = softmax(u_d + W2 m(node)),      belief(guess d + 1) = c_d          models/heads/dspark.py
@@ -87,7 +87,7 @@ class DsparkLevels(HeadLevels):
         return state
 
     def _read_off(self, states: Tensor) -> Tensor:
-        """The backbone's logits were computed for all positions at once."""
+        """Logits of the newest level. The backbone's part was computed for all positions at once."""
         return self._base[:, self.depth, None] + self._dspark.bias(states)
 
 

@@ -1,13 +1,12 @@
-"""EAGLE: one decoder layer drafts on the target's own features, as deep as one likes.
+"""EAGLE: one decoder layer drafts on the target's own features, to any depth.
 
 The layer reads a column (feature, token after it) for every committed token and keeps their keys and values. Below the root it
-goes on with its own states instead of features. True features replace the drafted ones after every round. (EAGLE-1: Li et al.
-2024, arXiv 2401.15077; EAGLE-3: Li et al. 2025, arXiv 2503.01840; the dynamic tree is EAGLE-2's, Li et al. 2024, arXiv
-2406.16858.)
+reads its own output states instead of features. After every round the true features replace them. (EAGLE-1: Li et al. 2024,
+arXiv 2401.15077; EAGLE-3: Li et al. 2025, arXiv 2503.01840; the dynamic tree is EAGLE-2's, Li et al. 2024, arXiv 2406.16858.)
 
     state(node) = layer(state(parent), e(token of node)),      q(. | node) = softmax(readout(state(node)))
 
-Best-first trees by default, where the noise of the coupled rule is known to the ranking. Lossless under every rule that is
+By default trees are best-first, and candidates are ranked with the noise of the coupled rule. Lossless under every rule that is
 exact for the draws.
 """
 
@@ -66,7 +65,7 @@ class Eagle(HeadDrafter):
         )
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import StepMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import StepMemory  # needs triton
 
         del max_depth
         return StepMemory(self.head)

@@ -1,7 +1,7 @@
 """EAGLE-3: one decoder layer drafts on the states of three target layers, and was trained on its own drafts.
 
-It need not predict the target's features, so it has a norm and an output matrix of its own, often over a part of the
-vocabulary. The tree is best-first. The drafter is ``heads/eagle.py``. (Li et al. 2025, EAGLE-3, arXiv 2503.01840.)
+It does not predict the target's features. So it has its own norm and output matrix, often over a part of the vocabulary. The
+tree is best-first. The drafter is ``heads/eagle.py``. (Li et al. 2025, EAGLE-3, arXiv 2503.01840.)
 
     state(root) = layer(e(root), fc[low ; middle ; high]),      state(node) = layer(e(token of node), state(parent))
 

@@ -1,7 +1,9 @@
-"""FSPAD: EAGLE's drafter, on a layer that picks from the feature by the token and keeps logits and features apart.
+"""FSPAD: EAGLE's drafter with a layer that selects parts of the feature by the token, and has separate outputs for logits and
+features.
 
-Nothing changes while drafting but what a state is: the layer's two outputs side by side, of which one is read off and the
-other continued. (Gui et al. 2024, arXiv 2408.15562; the module is ``models/heads/fspad.py``, the drafter ``heads/eagle.py``.)
+Drafting is EAGLE's. Only the state differs: it is the layer's two outputs side by side. One gives the logits, and the other is
+the next step's input. (Gui et al. 2024, arXiv 2408.15562; the module is ``models/heads/fspad.py``, the drafter
+``heads/eagle.py``.)
 
     [s ; r](node) = layer(pick(e(token of node), r(parent))),      q(. | node) = softmax(W_target s(node))
 

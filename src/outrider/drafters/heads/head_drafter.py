@@ -2,13 +2,13 @@
 
 Heads read hidden states that the target computed anyway: those of the prompt when a request starts, those of the accepted nodes
 after every round. From the last of them, and the token after it, a tree grows level by level through the same code as a draft
-model's. Its shape is static or best-first, where candidates are ranked by log q + g and so know the target's noise
-(docs/lossless.md, section 8).
+model's. Its shape is static or best-first. Candidates are ranked by log q + g, with the target's noise g (docs/lossless.md,
+section 8).
 
     known at a round:  states of tokens 0 .. n - 2,  tokens 0 .. n - 1 (the last one is the root)      column c: (state c,
     token c + 1)
 
-Lossless under every rule that is exact for the draws; what the heads say decides only how many guesses are accepted.
+Lossless under every rule that is exact for the draws: the heads decide only how many guesses are accepted.
 """
 
 from __future__ import annotations

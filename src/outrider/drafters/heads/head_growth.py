@@ -1,4 +1,4 @@
-"""Trees that trained heads grow level by level: level d is answered by depth d of the heads."""
+"""Trees that trained heads grow level by level: depth d of the heads gives the laws of level d."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HeadGrowth(LevelGrowth, LevelStates, ABC):
 
 @final
 class LevelsGrowth(LevelGrowth):
-    """Trees of heads whose levels need nothing else of the text."""
+    """Trees of heads that need nothing more from the text once the round has begun."""
 
     def __init__(self, context: Context, levels: HeadLevels) -> None:
         super().__init__(context)

@@ -17,7 +17,7 @@ _LONGEST_CHAIN = 64
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Where the heads are, and how their trees grow."""
+    """The folder of the heads, and the options of their trees."""
 
     heads: str | Head | None = None
     """Folder of the trained heads, or the heads themselves. The bundled target has its own."""

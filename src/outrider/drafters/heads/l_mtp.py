@@ -1,8 +1,8 @@
-"""L-MTP: a few heads that skip tokens guess every place ahead, because they are evaluated at the last places of the text
-together.
+"""L-MTP: a few heads that predict every s-th token ahead. Evaluated at the last s positions of the text, together they guess
+every token.
 
-With stride 2, head i answers at the newest state for the second guess of a pair and at the state before it for the first. So
-there are twice as many guesses as heads, for a second small product. (Liu et al. 2025, arXiv 2505.17505.)
+With stride s = 2, head i makes two guesses: from the state before the newest one the first of a pair, and from the newest one
+the second. So there are twice as many guesses as heads, for a second small product. (Liu et al. 2025, arXiv 2505.17505.)
 
     q(. | node at depth d) = softmax(W_i res_i(h_u)),      i = d div s,   u = newest - (s - 1 - d mod s)
 
@@ -27,7 +27,7 @@ from outrider.models.heads.levels import SharedLevels
 
 @final
 class LMtp(NewestDrafter):
-    """Trees from heads at the last few places."""
+    """Trees from heads evaluated at the last few positions."""
 
     def __init__(self, head: LMtpHead, options: HeadOptions | None = None, *, draws: Draws = Draws.DETERMINISTIC) -> None:
         super().__init__(head, options, draws=draws)

@@ -1,8 +1,8 @@
 """LongSpec: a draft layer with a short window of its own that reads the rest of the text in the target's last-layer cache.
 
-What it keeps per request is the window, so its memory is the same at any length of the context. A tree's nodes look at the
-window and at their ancestors in two parts, merged by their log-sum-exps. They look at the target's cache without a tree mask,
-because only verified tokens are in it. (Yang et al. 2025, LongSpec, arXiv 2502.17421.)
+It keeps only the window for each request, so its memory does not grow with the context. A node attends to the window and to its
+ancestors in two parts, merged by their log-sum-exps. It attends to the target's cache without a tree mask, because only
+verified tokens are in it. (Yang et al. 2025, LongSpec, arXiv 2502.17421.)
 
     q(. | node) = softmax(W_target s(node)),      s: models/heads/longspec.py
 

@@ -1,11 +1,11 @@
 """Medusa: heads on the target's last state guess the next few tokens at once, and a tree combines their best candidates.
 
-Head k sees the state before the root and answers for the k-th guess, whatever the guesses before it were. So all nodes of a
-level share one law, and a whole tree costs one small matrix product per level. (Cai et al. 2024, arXiv 2401.10774.)
+Head k sees the state before the root and predicts the k-th guess, whatever the guesses before it were. So all nodes of a level
+share one law, and a whole tree costs one small matrix product per level. (Cai et al. 2024, arXiv 2401.10774.)
 
     q(. | node at depth d) = softmax(W_d res_d(norm(h)))            h: last state of the token before the root
 
-The paper accepts "typical" guesses and changes what is said; here the coupled rule accepts, and nothing changes: lossless.
+The paper's "typical" acceptance changes the text. Here the coupled rule decides, so the method is lossless.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""MLP speculator: a small state takes in the guesses one by one, through a stage per guess.
+"""MLP speculator: a small recurrent state reads the guesses one by one, with a stage of its own for each.
 
-A stage is one small product and a norm, so a node costs little and still follows from the guesses above it. The tree holds the
+A stage is one small product and a norm, so a node costs little and still depends on the guesses above it. The tree holds the
 likeliest nodes. (Wertheimer et al. 2024, arXiv 2404.19124.)
 
     state(node at depth d) = gelu(norm_d(P_d state(parent) + c E_d[token of node])),      q(. | node) = softmax(W_d state(node))

@@ -1,6 +1,6 @@
-"""MSD: EAGLE's drafter on a layer that takes text and images apart.
+"""MSD: EAGLE's drafter with a layer that reads text and images in different ways.
 
-Images enter the layer as the target's own embeddings of them, past the matrix that mixes features and tokens. (Lin et al. 2025,
+Images enter the layer as the target's own embeddings, without the matrix that mixes features and tokens. (Lin et al. 2025,
 arXiv 2505.14260; the module is ``models/heads/msd.py``, the drafter ``heads/visual.py``.)
 
     text column   fc [e(token) ; feature]        visual column   the image's embedding        q = softmax(W_target state)

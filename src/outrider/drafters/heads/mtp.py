@@ -1,14 +1,14 @@
-"""Causal multi-token prediction: a chain of modules, each of which has read the whole text one token behind the one before it.
+"""Causal multi-token prediction: a chain of modules. Each predicts one token further ahead than the module before it.
 
-Module k at place t reads module k - 1's state there and the token t + 1 + k. The newest token of a text therefore completes one
-column in *every* module, each a place earlier than in the module before. So does a guess below the root, in the modules that
-can do without the target's states of guesses. (DeepSeek-V3, arXiv 2412.19437.)
+Module k at position t reads module k - 1's state there and the token t + 1 + k. So the newest token of a text completes one
+column in *every* module, one position earlier in each further module. A guess below the root does the same in the modules that
+do not need the target's states of guesses. (DeepSeek-V3, arXiv 2412.19437.)
 
     node at depth d:  s_k at place newest - (k - d), from s_{k-1} of the parent and the node's token,      k = d, d + 1 ..
                       q(. | node) = softmax(W norm_d(s_d))
 
-Texts shorter than the number of modules begin with columns of zeros; they cost acceptance for a round, nothing else. Lossless
-under every rule that is exact for the draws.
+Texts shorter than the number of modules begin with columns of zeros, which only lowers acceptance for a round. Lossless under
+every rule that is exact for the draws.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Mtp(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import ChainMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import ChainMemory  # needs triton
 
         return ChainMemory(self.head, max_depth)
 

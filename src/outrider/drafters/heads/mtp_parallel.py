@@ -41,7 +41,7 @@ class ParallelPrediction(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import ParallelMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import ParallelMemory  # needs triton
 
         del max_depth
         return ParallelMemory(self.head)

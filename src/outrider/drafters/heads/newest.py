@@ -1,4 +1,4 @@
-"""Heads without a memory: of the text they read the target's newest states alone, and the token after them.
+"""Heads without a memory: they read only the target's newest states, and the token after them.
 
 known at a round:  states of tokens n - 1 - K .. n - 2,  the root (token n - 1)
 """

@@ -1,7 +1,7 @@
 """P-EAGLE: EAGLE-3's layers draft a whole block in one pass.
 
-A place is held open for every token that is not known yet, and all of them go through the same layers at once. All nodes of a
-level share one law. (Hui et al. 2026, P-EAGLE, arXiv 2602.01469.)
+Each unknown token has an open position (a mask), and all positions pass the same layers at once. All nodes of a level share one
+law. (Hui et al. 2026, P-EAGLE, arXiv 2602.01469.)
 
     q(. | node at depth d) = softmax(W norm(layers(fc m, mask)))  at the d-th open place, d > 0
 
@@ -40,7 +40,7 @@ class BlockDrafting(HeadDrafter):
         self.head = head
 
     def _device_memory(self, max_depth: int) -> HeadMemory | None:
-        from outrider.device.drafters.heads.looking import OpenMemory  # needs triton
+        from outrider.device.drafters.heads.text_attention import OpenMemory  # needs triton
 
         return OpenMemory(self.head, max_depth)
 

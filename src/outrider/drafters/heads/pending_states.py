@@ -1,8 +1,7 @@
 """The target's states of committed tokens that a drafter has yet to read.
 
-Every round brings some, drafting rounds or not, and only a drafting round reads them. So a round is only recorded, in a
-microsecond, and the states are laid out row by row when they are needed. A drafter that is not asked therefore costs almost
-nothing.
+Every round adds some, but only rounds that draft read them. So a round is only recorded, which takes a microsecond, and the
+states are arranged row by row when they are needed. A paused drafter therefore costs almost nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Recurrent heads: a state per node, moved on by the node's token. MLP speculator and ReDrafter grow their trees with it.
+"""Recurrent heads: each node has a state, computed from its parent's state and its token. MLP speculator and ReDrafter grow
+trees this way.
 
-A node costs a few small products and no attention, and its guess follows from those above it.
+A node costs a few small products and no attention, and its law depends on the guesses above it.
 
     state(node) = advance(state(parent), token of node),      q(. | node) = softmax(readout(state(node)))
 """

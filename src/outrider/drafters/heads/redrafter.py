@@ -1,7 +1,7 @@
 """ReDrafter: a recurrent cell beside the target's state, searched by beams.
 
-Candidates are the beams of a beam search, laid together where their beginnings agree: whole paths, not single nodes. (Zhang et
-al. 2024, ReDrafter, arXiv 2403.09919.)
+Candidates are the beams of a beam search, merged where they share a prefix: whole paths, not single nodes. (Zhang et al. 2024,
+ReDrafter, arXiv 2403.09919.)
 
     state(node) = silu(W e(token of node) + U state(parent) + b),      q(. | node) = softmax(V res([h ; state(node)]))
     beams:  of the paths looked at, the likeliest of full depth, as many as the nodes of their union allow

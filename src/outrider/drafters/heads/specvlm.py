@@ -1,7 +1,7 @@
-"""SpecVLM: EAGLE's drafter on a layer whose visual columns were shortened by an expert that the question chose.
+"""SpecVLM: EAGLE's drafter with compressed visual columns. A gate chooses the way of compression by the question.
 
-Pruning, pooling, a convolution, learned queries or nothing at all: a gate picks when the prompt is read. (Huang et al. 2025,
-arXiv 2509.11815; the module is ``models/heads/specvlm.py``, the drafter ``heads/visual.py``.)
+The ways are pruning, pooling, a convolution, learned queries, or none. The gate chooses when the prompt is read. (Huang et al.
+2025, arXiv 2509.11815; the module is ``models/heads/specvlm.py``, the drafter ``heads/visual.py``.)
 
     state(node) = layer(fc [norm e(token of node) ; norm state(parent)]),      q(. | node) = softmax(W_target state(node))
 

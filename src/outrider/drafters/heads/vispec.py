@@ -1,4 +1,4 @@
-"""ViSpec: EAGLE's drafter on a layer that sees an image as one column and carries a global vector of it.
+"""ViSpec: EAGLE's drafter with a layer that sees an image as one column, and adds a global vector of the image to its states.
 
 Learned queries compress the image when the prompt is read, so the draft's cache holds one entry for it. (Kang et al. 2025,
 arXiv 2509.15235; the module is ``models/heads/vispec.py``, the drafter ``heads/visual.py``.)

@@ -1,8 +1,8 @@
 """EAGLE's drafter for vision-language targets. It reads the prompt's images once, and then grows trees as usual.
 
 The first reading of a row holds its prompt, and all images in it. The heads decide what enters their layer in the place of an
-image's columns. Columns that they leave out take no place in the cache, while the others keep their positions. Everything
-behind the prompt is text. (``models/heads/visual.py``; the kinds are MSD, ViSpec and SpecVLM.)
+image's columns. Columns that they leave out take no place in the cache, while the others keep their positions. Everything after
+the prompt is text. (``models/heads/visual.py``; the kinds are MSD, ViSpec and SpecVLM.)
 
     cache of the draft     entries of columns 0 .. n - 1 that are kept;       a node at depth d below the root: position n + d
 

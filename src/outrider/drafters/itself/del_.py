@@ -1,15 +1,15 @@
-"""DEL: early exit whose layer and draft length are chosen anew every round, from how well every exit would have done.
+"""DEL: early exit with the exit layer and the draft length chosen every round, by how well each exit would have done.
 
-Every few rounds the verifying pass shows its hidden states, and every exit's shadow token is compared with the target's at the
-verified positions (``exit_statistics.py``). The next rounds leave at the exit with most tokens per layer run. They stop after a
-guess whose confidence is below the threshold that separates this exit's right guesses from its wrong ones. Where no exit pays,
-nothing is drafted. (Entezari Zarch et al. 2025, arXiv 2504.05598.)
+Every few rounds the verifying pass returns its hidden states. Each exit's token (its *shadow token*) is compared with the
+target's at the verified positions (``exit_statistics.py``). The next rounds use the exit with most tokens per layer run. They
+stop after a guess whose confidence is below the threshold that separates this exit's right guesses from its wrong ones. Where
+no exit pays, nothing is drafted. (Entezari Zarch et al. 2025, arXiv 2504.05598.)
 
     (l, d) = argmax TPL(l, d),      stop after guess k if  softmax(l_l + T g)[guess] < tau_l
 
-Rounds that do not look go on from the drafted layers, as ``early_exit`` does. One exit serves all rows of a batch, since they
-share passes. Choices rest on the past, and the unsure guess is kept (Lemma C of docs/lossless.md): lossless under every rule
-that is exact for the draws.
+In other rounds the verifying pass resumes after the drafted layers, as with ``early_exit``. One exit serves all rows of a
+batch, since they share passes. Choices depend only on the past, and the unsure guess is kept (Lemma C of docs/lossless.md):
+lossless under every rule that is exact for the draws.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ good."""
 
 @dataclass(frozen=True)
 class DynamicExitOptions:
-    """Which exits there are, and how they are watched."""
+    """The exits, and how they are evaluated."""
 
     exits: tuple[int, ...] | str | None = None
     """Layers at which drafting may exit ("2,4,8" on the command line). Default: about eight, evenly spaced."""

@@ -109,7 +109,7 @@ class DraftVerify(Drafter):
         self.route = self.options.route(target.num_layers)
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where the threshold stays: one that follows the matchness is the host's."""
+        """Available if the threshold is fixed. One that follows the matchness needs the host."""
         is_fixed = self.draws is Draws.DETERMINISTIC and not self.options.adapt
         return exit_twin(self.route, shape, target, threshold=self.options.threshold) if is_fixed else None
 

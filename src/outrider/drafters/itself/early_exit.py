@@ -1,9 +1,9 @@
 """Early exit: the target's first layers guess, its other layers check.
 
-What leaves layer E goes through the target's own final norm and head, and the tokens it says become the guesses. Keys, values
-and hidden states of the first E layers are those of the target, so the verifying pass takes the guesses up at layer E. Drafting
-costs no work that is not needed anyway, and no memory. (Elhoushi et al. 2024, LayerSkip, arXiv 2404.16710, who train the target
-so that its early layers speak well; an ordinary target's hardly do.)
+The output of layer E goes through the target's own final norm and head, and the predicted tokens are the guesses. Keys, values
+and hidden states of the first E layers are the target's, so the verifying pass continues the guesses at layer E. The first E
+layers are not run twice, and drafting needs no memory. (Elhoushi et al. 2024, LayerSkip, arXiv 2404.16710, train the target so
+that its early layers predict well. Those of an ordinary target hardly do.)
 
     q(. | u) = law(head(norm(h_E(u)))),        cost of a round with K guesses, in layers:  K E  +  (K (L - E) + L in one pass)
 
@@ -36,7 +36,7 @@ from outrider.drafters.trees.static import grow_shape
 
 @dataclass(frozen=True)
 class EarlyExitOptions:
-    """Where to exit, and what to grow."""
+    """The exit layer, and the shape of the tree."""
 
     exit_layer: int | None = None
     """E: number of layers that draft. Default: half of the target's."""
@@ -107,7 +107,7 @@ class EarlyExitTree(Drafter):
         self._drawing = Drawing(draws, options.perturb)
 
     def device_twin(self, shape: CapturedShape, target: Target) -> DeviceDrafter | None:
-        """Where children are ranked with the target's noise."""
+        """Available if children are ranked with the target's noise."""
         is_coupled = self.draws is Draws.DETERMINISTIC and self._drawing.perturb
         return exit_twin(self.route, shape, target, tree=self.tree) if is_coupled else None
 

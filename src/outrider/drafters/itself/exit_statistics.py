@@ -1,9 +1,9 @@
 """How well each early exit of a model would have drafted, counted along text the model has verified.
 
-At every verified position the exit after layer l says a *shadow token*, argmax head(norm(h_l)), which is compared with what the
-whole model says there. Counts fade, so they follow the text. They tell how often an exit is right, and its confidence when
-right and when wrong. They also tell which exit and draft length give most tokens per layer run. (Entezari Zarch et al. 2025,
-DEL, arXiv 2504.05598.)
+At every verified position the exit after layer l predicts a *shadow token*, argmax head(norm(h_l)). It is compared with the
+whole model's token there. Counts decay, so they follow the text. They give how often an exit is right, its confidence when
+right and when wrong, and the exit and draft length with most tokens per layer run. (Entezari Zarch et al. 2025, DEL, arXiv
+2504.05598.)
 
     alpha_l = matches / positions                      TPL(l, d) = (1 + alpha_l + ... + alpha_l^d) / (L + d l)
     tau_l = (mean sureness where right + mean sureness where wrong) / 2

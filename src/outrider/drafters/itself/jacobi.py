@@ -1,10 +1,10 @@
-"""Jacobi decoding: guess the next K tokens anyhow, and let the target correct all of them at once, again and again.
+"""Jacobi decoding: start with any K guesses, and let the target correct all of them at once in every round.
 
 The text is the fixed point of "every token is the target's choice after the tokens before it". One pass over K guesses yields
-the target's choice after each of them. The choices past the first wrong guess were made in a wrong context, but they are better
-than nothing. They become the guesses of the next round (Jacobi's iteration for a triangular system; Song et al. 2021, arXiv
+the target's choice after each of them. The choices after the first wrong guess were made in a wrong context, but they are often
+right. They become the guesses of the next round (Jacobi's iteration for a triangular system; Song et al. 2021, arXiv
 2002.03629; for translation and language models Santilli et al. 2023, arXiv 2305.10427). Sampling has a fixed point too: under
-the coupled rule the choice at a position is a function of what precedes it, the noise being fixed.
+the coupled rule the noise is fixed, so the choice at a position is a function of the tokens before it.
 
     guess[i + 1] <- choice(prefix, guess[1], ..., guess[i])      for all i in one pass; right once all before it are
 

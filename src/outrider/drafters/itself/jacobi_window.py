@@ -1,7 +1,7 @@
 """A window of guesses that are drawn from the target's own laws of the last pass, each with its law kept.
 
-What the drafters of speculative Jacobi decoding share: guesses that wait between rounds, fills for places that no pass has
-seen, and the draft with a q for every guess. They differ in which random numbers a guess is drawn with.
+The base of the drafters of speculative Jacobi decoding. It keeps pending guesses between rounds, fills positions that no pass
+has scored, and gives each guess its q. The drafters differ in the random numbers by which guesses are drawn.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Double early exit: leave the target early, and stop drafting early.
 
 Guesses come from the target's first layers, as in ``early_exit``. A guess that the exit is not sure of is the last of its
-round, so that doubtful guesses do not pile up. (Liu et al. 2024, Kangaroo, arXiv 2404.18911.) The exit speaks for itself, or
-through a trained adapter (``models/adapter.py``), a layer with keys and values of its own for every committed token. After each
-round it reads the exit's states of the accepted tokens, which the verifying pass has anyway.
+round, so that doubtful guesses do not pile up. (Liu et al. 2024, Kangaroo, arXiv 2404.18911.) The exit uses the target's norm
+and head alone, or a trained adapter before them (``models/adapter.py``). The adapter is a layer with its own keys and values of
+every committed token. After each round it reads the exit's states of the accepted tokens, which the verifying pass computes
+anyway.
 
     stop after guess k if  softmax(l_E + T g)[guess] < eta        l_E: logits at the exit, g: the noise of a coupled guess
 
-A coupled guess is the argmax of l_E + T g, so this is the exit's top probability (of a sampled guess, its own).
+A coupled guess is the argmax of l_E + T g, so this is the largest probability. A sampled guess has its own probability there.
 
 The unsure guess is kept and verified, so stopping biases nothing (Lemma C of docs/lossless.md): lossless under every rule
 that is exact for the draws.

@@ -1,18 +1,17 @@
 """Lookahead decoding: a window of Jacobi iterations runs ahead of the text, and the n-grams it passes through are guesses.
 
-Jacobi iteration seldom gets a token right at its place, but the sequences it runs through are often said a little later. So W
-columns of the iteration's history, N - 1 rows deep, are kept in front of the text. Each pass adds a row: the target's choice
-below every column. Every column, read downwards, is an n-gram of the target's own making. A pool keeps the last G n-grams for
-each first token; those that begin with the current token are verified in the same pass. (Fu et al. 2024, "Break the Sequential
-Dependency of LLM Inference Using Lookahead Decoding", arXiv 2402.02057.)
+Jacobi iteration seldom finds a token at its right position, but the sequences it produces often occur a little later. So the
+last N - 1 iterations of W positions ahead are kept as a window. Each pass adds a row: the target's choice below every column.
+Every column, read downwards, is an n-gram of the target's own choices. A pool keeps the last G n-grams for each first token;
+those that begin with the current token are verified in the same pass. (Fu et al. 2024, "Break the Sequential Dependency of LLM
+Inference Using Lookahead Decoding", arXiv 2402.02057.)
 
     row 0     c  a1 a2 a3 ..      a chain below the root c           new[j] = argmax after the path  a1 .. aj, b_j, .., z_j
     row 1     b0 b1 b2 b3 ..      b_j below a_j                      pool[a_j] <- (b_j, .., z_j, new[j])
     row N-2   z0 z1 z2 z3 ..      z_j below row N-3's j              then row l <- row l + 1, last row <- new
 
-The window is a set of paths below the root, and so are the guesses: put into one prefix tree, shared beginnings merged, they
-need no mask of their own. Window nodes may be accepted like any guess: the target's own choice is all that counts, so
-everything is lossless under any rule that is exact for deterministic draws.
+The window is a set of paths below the root, and so are the guesses. Merged into one prefix tree, they need no attention mask of
+their own. Window nodes may be accepted like any guess. Lossless under any rule that is exact for deterministic draws.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class NgramPool:
 
 @dataclass
 class _Row:
-    """One request: its window, its pool, and where the window's last row stands in the tree being scored."""
+    """One request: its window, its pool, and the nodes of the window's last row in the tree being scored."""
 
     pool: NgramPool
     levels: list[list[int]]

@@ -1,8 +1,8 @@
 """The target drafts for itself: a chain whose guesses come from part of its own layers.
 
-The part runs on the target's cache: it reads the committed keys and values, writes those of the guesses behind them, and uses
-the target's own norm and head. Nothing is copied, there is no second cache and nothing to catch up with. Where the part is the
-first E layers whole, what they computed is exactly what the target needs there, and the verifying pass goes on from it. So the
+The part runs on the target's cache: it reads the committed keys and values, writes those of the guesses after them, and uses
+the target's own norm and head. There is no second cache, nothing is copied, and the drafter never has to catch up. If the part
+is the first E whole layers, their results are exactly the target's. The verifying pass then continues after them, so the
 drafted layers are not run twice.
 
     q = law(head(norm(route(x)))),       verification: layers E .. L - 1 for the guesses, all layers for the last one
@@ -43,8 +43,8 @@ def cache_of(context: Context) -> Cache:
     """The target's cache, to which the drafter writes."""
     if context.cache is None:
         raise CompositionError(
-            "this drafter runs part of the target and was not given the target's cache; use it where the target decodes "
-            "ordinarily, and a draft model or a drafter that copies text elsewhere"
+            "this drafter runs part of the target and was not given the target's cache; use a draft model "
+            "here, or a drafter that copies text"
         )
     return context.cache
 

@@ -1,8 +1,8 @@
 """A tree that part of the target grows level by level, on the target's own cache.
 
-The expanded nodes stand behind the committed tokens in the order in which they were expanded, the root first. Where the tree
-that is proposed begins with the same nodes in the same order, the verifying pass goes on from them. With a fixed branching that
-is every node but the last level. Other nodes are scratch that the pass writes over.
+The expanded nodes stand after the committed tokens in the order in which they were expanded, the root first. The verifying
+pass resumes with the first nodes of the proposed tree that were expanded in the same order. With a fixed branching these are
+all nodes but the last level. The pass overwrites the others.
 """
 
 from __future__ import annotations

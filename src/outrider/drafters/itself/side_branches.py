@@ -1,8 +1,8 @@
-"""A chain with side branches: beside every guess of a self-drafted chain stand the next best candidates, as leaves.
+"""A chain with side branches: every guess of a self-drafted chain has the next best candidates as siblings, which are leaves.
 
-The law that makes a guess also ranks the others, so siblings cost no drafting, only nodes of the verifying pass. A wrong guess
-is then often caught by its sibling, and the round ends one token later. The less sure a guess, the more siblings it gets.
-(SWIFT's candidate tree: Xia et al. 2024, arXiv 2410.06916.)
+The law that makes a guess also ranks the other candidates, so siblings cost no drafting, only nodes in the verifying pass. If a
+guess is wrong, one of its siblings is often right, and the round ends one token later. The less sure a guess, the more siblings
+it gets. (SWIFT's candidate tree: Xia et al. 2024, arXiv 2410.06916.)
 
     chance > 0.95: 3 candidates,   > 0.8: 5,   > 0.5: 8,   otherwise 10;      the best of them goes on
 

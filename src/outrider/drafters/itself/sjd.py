@@ -1,16 +1,16 @@
 """Speculative Jacobi decoding: the target's own laws of the last pass are the draft of the next one.
 
 One pass over a window of W guesses yields the target's law after each of them. Guesses are tested against the laws they were
-drawn from. Those past the first rejected one are drawn again, each from the law that this pass gave at its place. That law is
-kept as its q. Places that no pass has seen yet are filled. Plain Jacobi iteration needs a guess that equals the target's
-choice; here it only has to pass the test of rejection sampling (Teng et al. 2025, arXiv 2410.01699).
+drawn from. Those after the first rejected one are drawn again, each from the law of this pass at its position, which becomes
+its q. Positions that no pass has scored yet are filled. In plain Jacobi iteration a guess must equal the target's choice; here
+it only has to pass the test of rejection sampling (Teng et al. 2025, arXiv 2410.01699).
 
     pass:   P_i = p(. | prefix, w_1 .. w_{i-1})                 accept w_i  iff  u_i q_i(w_i) < P_i(w_i)
-    after:  w_j ~ P_j,  q_j <- P_j      for every place j behind the first rejection
+    after:  w_j ~ P_j,  q_j <- P_j      for every place j after the first rejection
 
-Lossless: w_j is drawn from q_j by numbers of its own. So given all that came before it, it is a draw from q_j whatever was
-accepted. Rejection sampling is exact for any q. The released code draws fills from a point mass, which is kept with probability
-P(w); a fill that keeps the law it was drawn from is kept with 1 - TV.
+Lossless: w_j is drawn from q_j with its own random numbers. So given everything before it, w_j is a draw from q_j, whatever was
+accepted, and rejection sampling is exact for any q. The released code tests fills as point masses, which are accepted with
+probability P(w). Here a fill is tested against the law it was drawn from, and accepted with probability 1 - TV.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Coupled speculative Jacobi decoding: a place keeps its random numbers, so its guess changes only when it must.
+"""Coupled speculative Jacobi decoding: a position keeps its random numbers, so its guess changes only if the law there changes.
 
-``sjd`` draws every waiting guess afresh, so the window changes at random, and the laws behind a changed guess change with it.
-Here the draw at an output position is the Gumbel-max choice with that position's own noise. Where the law hardly changes, the
-guess stays, and the window settles (So et al. 2025, "MC-SJD", arXiv 2510.24211: its Gumbel coupling).
+``sjd`` draws every pending guess again with new random numbers. So the window changes at random, and the laws after a changed
+guess change with it. Here the draw at an output position is the Gumbel-max choice with that position's own noise. Where the law
+hardly changes the guess stays, so the window converges (So et al. 2025, "MC-SJD", arXiv 2510.24211: its Gumbel coupling).
 
     w_j = argmax(log P_j + g_j),   q_j <- P_j,   g_j fixed for the position j until it is written
 
-Lossless under rules that judge from the top down: nothing before place j depends on g_j, because laws are causal. So given all
-that decides whether place j is reached, its guess is a draw from q_j. A rule that looks ahead (block, traversal) stops because
-of later guesses, whose numbers are used again: it is refused. The numbers are not the target's own.
+Lossless under rules that judge from the top down: laws are causal, so nothing before position j depends on g_j. Given
+everything that decides whether position j is reached, its guess is a draw from q_j. Rules that look ahead (block, traversal)
+are refused: they stop because of later guesses, whose random numbers are used again. The numbers are not the target's own.
 """
 
 from __future__ import annotations

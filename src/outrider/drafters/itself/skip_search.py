@@ -1,10 +1,11 @@
-"""Searches for sublayers that the target can do without. Skip sets are scored by how often the rest agrees with the whole.
+"""Searches for sublayers that the target can skip. A skip set is scored by how often the target without it agrees with the
+whole target.
 
 A skip set is a choice of n among the attention and MLP sublayers of the inner layers. Its *matchness* on a stretch of text is
 measured in one pass over the stretch. It is the share of positions where the target without these sublayers says (greedily)
-what the whole target says. Sets are tried at random, near the best one, and, every now and then, where a Gaussian process
-fitted to what was tried promises most. (Xia et al. 2024, SWIFT, arXiv 2410.06916; Zhang et al. 2023, Draft & Verify, arXiv
-2309.08168, search offline. Searching near the best set is our addition.)
+what the whole target says. Sets are tried at random, near the best one, and now and then where a Gaussian process fitted to
+earlier trials expects most. (Xia et al. 2024, SWIFT, arXiv 2410.06916; Zhang et al. 2023, Draft & Verify, arXiv 2309.08168,
+search offline. Searching near the best set is our addition.)
 
     promise(s) = mean(s) + 2.5 sd(s),     covariance(s, s') = v exp(-|s xor s'| / n),   noise 0.01
 

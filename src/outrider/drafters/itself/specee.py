@@ -1,17 +1,17 @@
 """SpecEE: every draft token leaves the target where a small predictor says that the layers above would change nothing.
 
 A guess climbs the target's layers. At some of them a predictor (``models/exit_predictor.py``) looks at the exit's few likeliest
-tokens. Where it trusts the exit, the climb ends and the exit's law makes the guess. The verifying pass takes all guesses up
-from there (``staircase.py``), so a layer is run once for a guess, however often it was asked. (Xu et al. 2025, arXiv
-2504.08850, who do not verify; here the exit only drafts.)
+tokens. If it trusts the exit, the guess is drawn from the exit's law. The verifying pass resumes every guess at its exit
+(``staircase.py``), so a layer runs only once for a guess. (Xu et al. 2025, arXiv 2504.08850, who do not verify; here the exit
+only drafts.)
 
     exit(u) = first asked layer l with chance_l(x_l(u)) >= tau,     q(. | u) = law(head(norm(h_exit(u))))
 
-Two levels say which layers are asked. Offline: those that most often were the first to be right in training. Online: of them,
-those near the exits of each row's last accepted guesses, and always the deepest. A guess that no predictor trusts is made at
-the deepest, and is the last of its row.
+Two choices decide which layers are evaluated. The offline level is the layers that were most often the first right ones in
+training. The online level is those of them near the exits of each row's last accepted guesses, and always the deepest one. A
+guess that no predictor trusts is made at the deepest, and is the last of its row.
 
-Where to leave and when to stop depends on states, not on the guess that is drawn, and the last guess is kept (Lemma C of
+Where to exit and when to stop depends on states, not on the drawn guess, and the last guess is kept (Lemma C of
 docs/lossless.md). So this is lossless under every rule that is exact for the draws.
 """
 
@@ -41,7 +41,7 @@ _BARE_EXITS = 8
 
 @dataclass(frozen=True)
 class SpecEEOptions:
-    """Which predictors are used, how often, and the confidence that is enough."""
+    """The predictors, the layers at which they are evaluated, and the required confidence."""
 
     predictor: str | None = None
     """Folder of a trained predictor (``outrider train specee``). Without one, an exit is trusted by its own confidence."""
@@ -65,7 +65,7 @@ class SpecEEOptions:
             if not isinstance(value, int) or value < least:
                 raise OptionError(f"{name} = {value!r} is not valid; use a whole number of at least {least}")
         if self.predictor is not None and self.exits is not None:
-            raise OptionError("a predictor brings its own exits; leave exits out, or use num_exits to ask fewer of them")
+            raise OptionError("a predictor brings its own exits; leave exits out, or use num_exits to evaluate fewer of them")
 
 
 @dataclass

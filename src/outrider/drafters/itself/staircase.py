@@ -1,8 +1,8 @@
-"""A chain whose nodes have been through different numbers of the target's first layers.
+"""A chain whose nodes have passed different numbers of the target's first layers.
 
-A node may stop climbing at any layer. When a later node goes further, it needs the keys and values of the earlier ones there.
-So those that stand at its layer climb with it, in the same pass. Earlier nodes are therefore never lower than later ones, and
-every layer is run once for every node: the verifying pass runs the layers that drafting skipped.
+A node may exit after any layer. When a later node goes deeper, it needs the keys and values of the earlier nodes there. So
+earlier nodes at the same depth go deeper with it, in the same pass. Earlier nodes are therefore at least as deep as later ones.
+Every layer runs once for every node: the verifying pass runs the layers that drafting left out.
 
     depths d_0 >= d_1 >= ... >= d_n;      climb(e): while d_n < e, all nodes at d_n go up to min(e, the depth before them)
 """

@@ -1,4 +1,4 @@
-"""A memory of what the target last said after each token, shared by all requests of a method.
+"""A memory of the target's likeliest tokens after each token, shared by all requests of a method.
 
 The table outlives requests because what follows a token is much the same in all of them. The order of writes does not matter
 for the text. Every write is deterministic all the same, for reproducible speed.

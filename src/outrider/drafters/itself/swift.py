@@ -1,9 +1,10 @@
-"""SWIFT: drafts with the target minus some sublayers, and finds out during generation which ones it can do without.
+"""SWIFT: drafts with the target without some sublayers, and searches during generation which ones it can skip.
 
-Rounds draft with the best skip set known. Until the search ends, every round also tries another set on a stretch of this very
-text, in one pass of the thinned target. A set that agrees more with the whole target takes over. The search belongs to the
-method and outlives requests, so a later one begins with what earlier ones found. (Xia et al. 2024, arXiv 2410.06916. Its code
-copies the whole cache for every draft and every trial; here drafting needs no copy, and trials one row, once per request.)
+Rounds draft with the best skip set known. Until the search ends, every round also tries another set on a stretch of the same
+text, in one pass without the set's sublayers. A set that agrees more often with the whole target replaces the best one. The
+search belongs to the method and outlives requests, so later requests start with what earlier ones found. (Xia et al. 2024,
+arXiv 2410.06916. Its code copies the whole cache for every draft and every trial; here drafting needs no copy, and trials one
+row, once per request.)
 
     skip n = 0.45 * 2 (L - 2) of the inner layers' sublayers;    score(s) = share of the stretch where argmax_s = argmax
     stop drafting after a guess x with chance(x) < 0.8

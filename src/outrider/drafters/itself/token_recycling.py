@@ -1,9 +1,9 @@
-"""Token Recycling: what the target last said after a token is a good guess of what it will say after it now.
+"""Token Recycling: the target's likeliest tokens after a token, the last time it was scored, are good guesses the next time.
 
-Every scored node, right or wrong, comes with the target's whole opinion of what follows its token; ordinary speculation throws
-all of that away. Here the best few successors of each token are kept in a table over the vocabulary. The next tree is read out
-of it level by level: the candidates of a node are the successors of its token. No weights, no model call; the table warms up on
-the prompt's own states. (Luo et al. 2024, "Turning Trash into Treasure", arXiv 2408.08696.)
+Every scored node, accepted or not, comes with the target's law of the token after it, which ordinary speculation drops. Here
+the best few successors of each token are kept in a table over the vocabulary. The next tree is read from the table level by
+level: the candidates of a node are the successors of its token. Drafting needs no weights and no model call. The table is first
+filled from the prompt's own states. (Luo et al. 2024, "Turning Trash into Treasure", arXiv 2408.08696.)
 
     token[child] = M[token[parent], rank[child]]           drafting: one gather per level
     M[token[n]] <- top-k of the target's logits at n       after the pass, for every node n of the tree

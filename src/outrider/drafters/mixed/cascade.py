@@ -1,11 +1,11 @@
-"""Staged speculation: the draft model's own chain is speculated by something cheaper still.
+"""Staged speculation: the draft model writes its chain by speculative decoding, with a cheaper drafter of its own.
 
 A draft model of some size spends most of a round on one pass per guess. Its text is as predictable as the target's. So an inner
 drafter (an n-gram look-up, a smaller model) guesses several tokens, and one pass of the draft model checks them. The guesses it
-would have made anyway are kept: it is the target's round, one stage below. The draft is token for token that of
-``draft-model``, with fewer passes. The draft model's choice at every depth is made with that depth's own random numbers,
-whatever was guessed below it. (Spector & Re 2023, "Accelerating LLM Inference with Staged Speculative Decoding", arXiv
-2308.04623; Chen et al. 2023, cascade speculative drafting, arXiv 2312.11462.)
+would have made anyway are kept. So each stage is a round of speculative decoding in which the draft model is the target. The
+draft is token for token that of ``draft-model``, with fewer passes. This holds because the draft model's choice at every depth
+uses that depth's own random numbers, whatever was guessed. (Spector & Re 2023, "Accelerating LLM Inference with Staged
+Speculative Decoding", arXiv 2308.04623; Chen et al. 2023, cascade speculative drafting, arXiv 2312.11462.)
 
     x_d = argmax log q(. | x_<d) + g_d,    g_d: the target's noise at that position (coupled), or the draft's own (sampled)
     a stage:  the inner drafter proposes a tree below x_1 .. x_m;  one pass gives the choices after all its nodes;

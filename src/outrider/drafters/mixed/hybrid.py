@@ -1,14 +1,13 @@
-"""Several drafters, one tree: what each of them guesses is fused by longest common prefix under one budget.
+"""Several drafters, one tree: their guesses are merged by longest common prefix, within one budget of nodes.
 
-A retriever knows long copies, a draft model knows everything a little. Their trees share a root, so they are merged like a
-trie: equal beginnings are stored once, the rest is appended. Places go where guesses are expected to be accepted. This is
-estimated from statistics of every drafter that are kept per request and fade (``source_rates.py``). A drafter that finds
-nothing costs no places, because those that leave most places empty are asked first.
+A retriever finds long copies; a draft model always has a guess. Their trees share a root and are merged like a trie, so equal
+prefixes are stored once. Nodes go to the guesses that are expected to be accepted. The estimate comes from decaying statistics
+of every drafter in the request (``source_rates.py``). Drafters that use least of their nodes are asked first, so nodes that
+they leave go to the others.
 
-Copies take next to no time. So drafters that copy are asked first. The others are asked only in requests where no copy was
-found, and where their first guess is likely enough. (Fusion: Quan et al. 2025, "RASD:
-Retrieval-Augmented Speculative Decoding", arXiv 2503.03434; Miao et al. 2023, SpecInfer's merged trees, arXiv 2305.09781. The
-arbitration is our own.)
+Copying takes almost no time, so drafters that copy are asked first. The others are asked only for requests in which no copy was
+found, and only if their first guess is likely enough. (Fusion: Quan et al. 2025, "RASD: Retrieval-Augmented Speculative
+Decoding", arXiv 2503.03434; Miao et al. 2023, SpecInfer's merged trees, arXiv 2305.09781. The arbitration is our own.)
 
     places of i = how many of the largest chances, among i's and those of the drafters of its kind after it, are i's
     left <- left - new nodes of i
@@ -123,7 +122,7 @@ class Hybrid(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter], options: SharingOptions | None = None) -> None:
         if not drafters:
-            raise CompositionError("there is nothing to fuse; name at least one drafter")
+            raise CompositionError("a hybrid needs drafters; name at least one")
         for drafter in drafters:
             if drafter.draws is not Draws.DETERMINISTIC:
                 name = type(drafter).__name__

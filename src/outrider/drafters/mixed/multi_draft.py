@@ -1,9 +1,9 @@
 """Several draft models, one tree: the children of a node take turns, each guessed by another model.
 
-Models that were trained differently err differently, so what the first one misses the second one often has. All of them read
-the same tree and hang their guesses into it; a guess that an elder sibling made already is passed over, so no place is used
-twice. (Miao et al. 2023, SpecInfer's merge of several small models' trees, arXiv 2305.09781; taking turns at every node,
-with siblings that differ, is ours.)
+Models that were trained differently make different mistakes, so the second often has the token that the first one lacks. All of
+them extend the same tree. A guess that an elder sibling already made is skipped, so no node is used twice. (Miao et al. 2023,
+SpecInfer's merge of several small models' trees, arXiv 2305.09781; taking turns at every node, with siblings that differ, is
+ours.)
 
     child i of node u:   first of   log q_s(. | u) + noise   that no elder child is,     s = i mod (number of models)
     coupled: the noise is the target's at that position;    sampled: x_i ~ norm(q_s without the elder children)

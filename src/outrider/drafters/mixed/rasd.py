@@ -1,10 +1,11 @@
-"""RASD: what was retrieved is weeded by the draft model and fused with the draft model's own tree.
+"""RASD: retrieved continuations are pruned by the draft model and merged with its own tree.
 
-A retriever finds long continuations and does not know which of them fits; a draft model knows the next token and pays a pass
-for every further one. So one step of the draft model, which it takes anyway, says which retrieved beginnings are likely; the
-others are dropped. The rest is inserted into the draft's best-first tree by longest common prefix, so equal beginnings cost
-one place, and long retrieved tails go deeper than the draft model does. (Quan et al. 2025, "RASD: Retrieval-Augmented
-Speculative Decoding", arXiv 2503.03434; how deep a tail is trusted is measured per request here.)
+A retriever finds long continuations but does not know which of them fits. A draft model knows the next token but needs a pass
+for every further one. So the draft model's first step, which it takes anyway, shows which retrieved continuations begin with a
+likely token; the others are dropped. The rest is merged into the draft's best-first tree by longest common prefix. So equal
+prefixes cost one node, and long retrieved continuations go deeper than the draft model's own tree. (Quan et al. 2025, "RASD:
+Retrieval-Augmented Speculative Decoding", arXiv 2503.03434; how deep retrieved tokens are trusted is measured per request
+here.)
 
     chance(retrieved x_1 .. x_d) = P_draft(x_1) * hold_d,   dropped where P_draft(x_1) < min_chance
     hold_d: how often d retrieved tokens held when the first did         chance(node) = the larger, where both have it
@@ -43,7 +44,7 @@ RETRIEVERS = ("suffix", "prompt-lookup", "ngram-cache", "reference", "rest")
 
 @dataclass(frozen=True)
 class RasdOptions:
-    """Where to retrieve, what to drop, and the size of the draft model's own tree."""
+    """The retriever, the threshold for dropping branches, and the size of the draft model's own tree."""
 
     retriever: str = "suffix"
     """The method that retrieves: suffix, prompt-lookup, ngram-cache, reference or rest. Its options are given beside this."""

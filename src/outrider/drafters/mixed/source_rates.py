@@ -1,16 +1,16 @@
-"""How far the guesses of one of several drafters can be trusted, measured while they work.
+"""The acceptance rates of one of several drafters, measured in a request.
 
-The k-th guess a drafter makes in a round is accepted with some probability; it falls with k along a chain and faster over a
-tree. Both counts, made and accepted, fade a little every round, so the estimate follows the text. A drafter that got no place
-for a while becomes an unknown one again, and so it is tried again. Where evidence is thin the k-th guess is expected to be to
-the one before it as this drafter's guesses have been so far.
+The probability that the k-th guess of a round is accepted falls with k, along a chain and faster over a tree. The counts of
+made and of accepted guesses decay a little every round, so the estimate follows the text. A drafter that got no nodes for a
+while counts as unknown again, and so it is tried again. With little evidence, the rate falls from guess k - 1 to guess k by
+this drafter's mean factor.
 
     made_k, accepted_k  <-  (1 - 1/rounds) * made_k, accepted_k  +  what this round showed
     chance_k = min(chance_{k-1}, (accepted_k + w * fall * chance_{k-1}) / (made_k + w)),     chance_0 = 1
     fall = (w * 3/4 + sum_k accepted_k) / (w + sum_k min(made_k, accepted_{k-1})),  at most 1,    accepted_0 = made_1
 
-Places are shared by expected acceptance: of all drafters' chances the largest are taken. As each curve falls, that is the
-allocation with the largest expected number of accepted guesses.
+Nodes go to the largest chances of all drafters. Each drafter's chances fall with k, so this maximises the expected number of
+accepted guesses.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Best-first trees: the draft's confidence decides where the tree is deep and where it is wide.
 
-Level by level the most promising nodes are expanded. Every candidate found on the way is stored with the probability that the
-text passes through it. The tree of the best ``max_nodes`` candidates is proposed. The sum of these chances is the expected
-number of accepted guesses, so this is the best tree of its size among what was looked at. (Li et al. 2024, EAGLE-2, arXiv
-2406.16858, with the draft's probability as chance; Wang et al. 2024, OPT-Tree, arXiv 2406.17276.)
+Level by level the most promising nodes are expanded. Every candidate is stored with the probability that the text passes
+through it. The best ``max_nodes`` candidates form the proposed tree. The sum of their probabilities is the expected number of
+accepted guesses, so this is the best tree of its size among the candidates. (Li et al. 2024, EAGLE-2, arXiv 2406.16858, with
+the draft's probability as chance; Wang et al. 2024, OPT-Tree, arXiv 2406.17276.)
 
     chance(child) = chance(parent) * P(target says child | parent, noise)
     coupled:   P = softmax((l + T g) / tau)      l: the draft's logits, g: the target's noise there (trees/candidates.py)
     perturb off:  P = q
 
-With the noise known, a branch is often nearly certain where q alone is not. A flat q with one lucky token is as good as a
-peaked one, so a sampled text gets the deep, narrow trees of a greedy one. Candidates are chosen and pruned, never sampled:
-lossless under ``coupled`` (same seed, same text) and ``delta``. A child never has a larger chance than its parent, and equal
-ones are ordered by age, so what is kept is always a tree.
+With the noise known, a branch is often nearly certain even if q is flat, because the noise favours one token. So sampled text
+gets trees as deep and narrow as greedy text. Candidates are chosen and pruned, never sampled: lossless under ``coupled`` (same
+seed, same text) and ``delta``. A child never has a larger chance than its parent, and equal ones are ordered by age, so what is
+kept is always a tree.
 """
 
 from __future__ import annotations

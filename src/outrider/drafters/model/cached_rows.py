@@ -1,4 +1,4 @@
-"""State of drafters that run a draft model: its cache, and how far the cache had got before this round's guesses."""
+"""State of drafters that run a draft model: its cache, and the number of committed tokens in it before this round's guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every drafter with a model of its own does first: read the committed tokens its cache lacks.
+"""The first step of every drafter with its own model: read the committed tokens that its cache lacks.
 
 After a round the cache holds the guesses that were accepted and had been fed. The token that the target added, and often the
 last accepted guess, are still to be read. That is one or two tokens per row, read in one pass, and its last logits are the

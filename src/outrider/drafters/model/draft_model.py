@@ -1,9 +1,9 @@
 """A small model of the same vocabulary guesses a chain, token by token (Leviathan et al. 2023, Chen et al. 2023).
 
-Two ways of guessing. *Deterministic*: with the target's own noise g of each output position, x = argmax(log q + g). The guess
-then agrees with the target's choice argmax(log p + g) as often as q resembles p. The target's text stays a function of the seed
-(greedy decoding is the case g = 0). *IID*: x ~ q with noise of its own, q kept for the rules that compare it with p. Either way
-q is shaped by the request's own sampling parameters.
+There are two ways of guessing. *Deterministic*: with the target's own noise g of each output position, x = argmax(log q + g).
+The guess then agrees with the target's choice argmax(log p + g) as often as q resembles p. The target's text stays a function
+of the seed (greedy decoding is the case g = 0). *IID*: x ~ q with noise of its own, q kept for the rules that compare it with
+p. Either way q is shaped by the request's own sampling parameters.
 """
 
 from __future__ import annotations

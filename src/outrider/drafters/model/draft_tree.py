@@ -1,10 +1,10 @@
 """Trees from a draft model, of a shape that is fixed in advance.
 
-A chain stops at its first wrong guess; a tree also holds the second and third best tokens, so that a wrong first guess is often
-caught by its sibling. All children of a level come from one pass of the draft model. How the children of a node are drawn
-follows from the acceptance rule. They are *coupled* (top-k of log q + the target's noise) for the coupled rule, without
-replacement for recursive rejection and traversal, and independent for k-SEQ. Fixed branching with independent children is
-SpecInfer's expansion (Miao et al. 2023, arXiv 2305.09781), without replacement RSD-C (Jeon et al. 2024, arXiv 2402.14160).
+A chain ends at its first wrong guess. A tree also holds the second and third best tokens, so if the first is wrong, a sibling
+is often right. All children of a level come from one pass of the draft model. How the children of a node are drawn follows from
+the acceptance rule. They are *coupled* (top-k of log q + the target's noise) for the coupled rule, without replacement for
+recursive rejection and traversal, and independent for k-SEQ. Fixed branching with independent children is SpecInfer's expansion
+(Miao et al. 2023, arXiv 2305.09781), without replacement RSD-C (Jeon et al. 2024, arXiv 2402.14160).
 
     children(u) = first branching[depth(u)] of   log q(. | u) + g_position          coupled: deterministic, given the seed
                                                  log q(. | u) + Gumbel noise        without replacement, in draw order

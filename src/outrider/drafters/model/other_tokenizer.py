@@ -1,8 +1,8 @@
-"""What drafters with a tokenizer of their own have in common: a draft model that reads the target's text in its own tokens.
+"""The base of drafters whose draft model has its own tokenizer and reads the target's text in its own tokens.
 
-Every round the end of the committed text is translated anew. Mostly that adds a few tokens to the draft's cache. Where the
-draft's tokenizer now cuts the last word otherwise, or guesses were rejected, the cache is cut back to the part that is still
-right. So nothing has to be undone when guesses fail, and the cache is always that of the text itself.
+Every round the end of the committed text is translated again. Usually that adds a few tokens to the draft's cache. If the
+draft's tokenizer now splits the last word differently, or guesses were rejected, the cache is truncated to the part that is
+still right. So the cache always belongs to the committed text, and a rejection needs no other work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OtherTokenizerState(RowState):
     read: list[list[int]]
     """Draft tokens that each row has read, guesses included."""
     known: list[list[DraftReading]]
-    """Readings of each row's text, the longest last; of earlier ones as many as a wrong turn may need."""
+    """Readings of each row's text, the longest last, and as many earlier ones as a rewind may need."""
 
     def fork(self, rows: Sequence[int]) -> OtherTokenizerState:
         return OtherTokenizerState(

@@ -1,10 +1,10 @@
-"""Draft and target at work at once, as PEARL has it: no round waits for the draft.
+"""PEARL: draft and target work at the same time, and no pass waits for the draft.
 
-This is ``draft-model`` beside the target (``drafters/beside.py``), with another answer to an end that was not foreseen.
-Drafting in turns would make the target wait. Here the next pass scores the last token alone, while the draft begins anew
-(*pre-verify*). Where the end was foreseen, the next chain is ready when the pass ends (*post-verify*). Guesses are chosen
-ones, with the target's noise, so a round without guesses changes no text. Under a rule of sampled guesses it would change the
-numbers of later rounds, and the text would depend on the batch. (Liu et al. 2024, PEARL, arXiv 2408.11850.)
+This is ``draft-model`` drafted ahead (``drafters/beside.py``), except after a wrong prediction of a round's end. There
+``beside`` makes the target wait for a draft. Here the next pass scores the last token alone while the draft starts again
+(*pre-verify*). After a right prediction, the next chain is ready when the pass ends (*post-verify*). Guesses are chosen with
+the target's noise, so a round without guesses changes no text. Under a rule of sampled guesses it would change the numbers of
+later rounds, and the text would depend on the batch. (Liu et al. 2024, PEARL, arXiv 2408.11850.)
 
     round time = max(pass, K + 1 draft steps), not their sum;         tokens per pass as for chains of K, less after a rejection
 """

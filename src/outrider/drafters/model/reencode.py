@@ -1,10 +1,10 @@
-"""Drafting by text: a draft model with any tokenizer writes a few words, and the target's tokenizer cuts them anew.
+"""Drafting by text: a draft model with any tokenizer writes a few words, and the target's tokenizer encodes them again.
 
 The committed text is decoded and read by the draft model in its own tokens. Its greedy continuation is decoded again and
 encoded with the target's tokenizer, together with the last words before it. The target then checks those tokens like any other
-guesses. Nothing is asked of the two vocabularies. A draft of words for a target of bytes takes fewer steps than there are
-guesses, and the reverse takes more. (Timor et al. 2025, string-level exact match, arXiv 2502.05202; "universal assisted
-generation" in Hugging Face transformers.)
+guesses. The two vocabularies need nothing in common. If the draft's tokens are longer than the target's, drafting takes fewer
+steps than there are guesses; if shorter, more. (Timor et al. 2025, string-level exact match, arXiv 2502.05202; "universal
+assisted generation" in Hugging Face transformers.)
 
     guesses = encode_target(text + decode_draft(x_1 .. x_K)) after the committed tokens,    x_i = argmax q(. | x_<i)
 

@@ -10,10 +10,10 @@ arXiv 2402.14160; stochastic beam search: Kool, van Hoof & Welling 2019, arXiv 1
     score_v = G - max(s_v, 0) - log(1 + exp(-|s_v|))          the largest child inherits G
 
 Lossless under ``recursive`` (and ``coupled``). Given the elder siblings, *which* token comes next does not depend on the score
-it comes with: the argmax of Gumbel-perturbed numbers does not depend on their maximum. So whether it gets a place in the beam
-does not depend on which token it is. Not under ``traversal``: places below one branch depend on tokens of the others, and
-traversal has seen those places before it judges the others. A budget cuts whole levels or the width of all levels, never single
-nodes, for the same reason.
+it comes with: the argmax of Gumbel-perturbed numbers does not depend on their maximum. So whether it stays in the beam does not
+depend on which token it is. It is not lossless under ``traversal``: the nodes below one branch depend on the tokens of other
+branches, and traversal judges them before those. For the same reason a budget cuts whole levels or the width of all levels,
+never single nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""S2D: one draft model with nested exits, and every guess leaves it as early as it is sure (arXiv 2407.01955).
+"""S2D: one draft model with nested exits. Each guess is made at the first exit that is sure of it (arXiv 2407.01955).
 
 The draft is *sorted*: trained so that its first 6, 9 and 12 layers are drafts of their own, with one norm and one head
 (``outrider train sorted``). A guess begins at the shallowest exit. If the exit is sure of its likeliest token the guess is
@@ -7,12 +7,11 @@ is unsure; that guess is kept (Lemma C of docs/lossless.md).
 
     e = first exit with  max softmax(l_e) >= threshold,  or the last one;      guess from the law of l_e
 
-Tokens that left early have no keys and values in the layers above. They wait with the states of their exit, across rounds
-too, until some guess goes deeper: then all that wait go through the missing layers in one pass. Rows of a batch share
-passes, so one unsure row takes the others' waiting tokens along; each row's guess still comes from its own exit.
+Tokens that left early have no keys and values in the layers above. They wait with the states of their exit, even across rounds,
+until a guess goes deeper. Then all waiting tokens run through the missing layers in one pass. Rows of a batch share passes, so
+the waiting tokens of all rows run with those of one unsure row. Each row's guess still comes from its own exit.
 
-Which exit speaks depends on logits alone, never on the token that is drawn: lossless under every rule that is exact for the
-draws.
+The exit depends on logits alone, never on the drawn token: lossless under every rule that is exact for the draws.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Suppose that the b-th child of an accepted node is the accepted one with probabi
 expected to yield the sum over its nodes of the product of p along their paths. The best tree of m nodes splits into its first
 child's subtree and the rest, so it is found from smaller ones. The rates p are measured: ``RankCounts`` counts accepted
 children by rank. (Chen et al. 2024, "Sequoia", arXiv 2402.12374. Its table T[m][l][b] fixes the number b of the root's
-children. Here the same recursion runs over the worth of the b-th and later children of a node, which gives the same trees.)
+children. Here the same recursion runs over the value of the b-th and later children of a node, which gives the same trees.)
 
     F(m, l) = 1 + H(m - 1, l, 1)                                                 a node with m - 1 nodes below it, l deep
     H(n, l, b) = max(0, max_{1 <= y <= n}  p[b] F(y, l - 1) + H(n - y, l, b + 1)),      H(., 0, .) = H(0, ., .) = 0
@@ -31,7 +31,7 @@ BY_RANK = (0.58, 0.13, 0.065, 0.04, 0.03, 0.02, 0.013, 0.009)
 
 @dataclass(frozen=True)
 class SequoiaOptions:
-    """What the tree is optimised for."""
+    """The size of the tree, and the acceptance rates for which it is optimal."""
 
     num_nodes: int = 32
     """Guesses in the tree."""
@@ -42,7 +42,9 @@ class SequoiaOptions:
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.max_depth < 1:
-            raise OptionError(f"num_nodes = {self.num_nodes}, max_depth = {self.max_depth} is no tree; use at least 1 of each")
+            raise OptionError(
+                f"num_nodes = {self.num_nodes}, max_depth = {self.max_depth} leave no tree; use at least 1 of each"
+            )
         if not self.by_rank or min(self.by_rank) < 0 or sum(self.by_rank) > 1 + 1e-6:
             raise OptionError(f"by_rank = {self.by_rank!r} is not valid; use probabilities that add up to at most 1")
 

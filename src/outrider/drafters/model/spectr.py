@@ -1,9 +1,9 @@
 """SpecTr: k chains sampled independently, so that the target can choose among several continuations.
 
-All chains start at the root and are grown together, one pass of the draft model per level. For ``kseq`` and ``transport`` they
-stay as drawn: equal beginnings are kept apart, because these rules need k independent guesses at every level. For rules that
-want siblings without replacement, equal beginnings are merged, first come first: the distinct ones of independent draws, in
-order of appearance, are draws without replacement. (Sun et al. 2023, arXiv 2310.15141.)
+All chains start at the root and are grown together, one pass of the draft model per level. For ``kseq`` and ``transport``
+chains with equal prefixes stay separate, because these rules need k independent guesses at every level. For rules that need
+siblings without replacement, equal prefixes are merged in order of appearance: the distinct ones of independent draws are draws
+without replacement. (Sun et al. 2023, arXiv 2310.15141.)
 
     x^(1), ..., x^(k) ~ q(. | s) independent,  x^(i) continued by its own chain
     P(next distinct token = v | the distinct ones so far) = q(v) / (1 - q(those))

@@ -2,8 +2,8 @@
 
 Two vocabularies that were learnt apart still share most of their frequent tokens. The draft's logits of the shared ones are
 moved to the target's ids, and all others are left out. So the draft has a law over the target's own vocabulary. Everything else
-is ordinary speculation with a draft model. The draft reads the text as its own tokenizer cuts it. (Timor et al. 2025,
-"Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202.)
+is ordinary speculation with a draft model. The draft reads the text with its own tokenizer. (Timor et al. 2025, "Accelerating
+LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202.)
 
     q(v) ~ exp(l(draft's id of v)) for v in both vocabularies, 0 elsewhere      then the request's own sampling parameters
 
@@ -41,7 +41,7 @@ class SharedTokens(OtherTokenizerDrafter):
         self._draft_ids = (shared >= 0).nonzero()[:, 0]
         self._target_ids = shared[self._draft_ids]
         if not len(self._draft_ids):
-            raise CompositionError("the two vocabularies share no token; use method 'reencode', which goes by text")
+            raise CompositionError("the two vocabularies share no token; use method 'reencode', which translates text")
         self._draft_id_of = dict(zip(self._target_ids.tolist(), self._draft_ids.tolist(), strict=True))
 
     def _read(self, state: OtherTokenizerState, row: int, tokens: Sequence[int]) -> list[int] | None:

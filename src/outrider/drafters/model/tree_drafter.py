@@ -1,4 +1,4 @@
-"""What all drafters that grow trees with a draft model have in common: the model, its cache, and which nodes it was fed."""
+"""The base of drafters that grow trees with a draft model: the model, its cache, and the nodes it was fed."""
 
 from __future__ import annotations
 

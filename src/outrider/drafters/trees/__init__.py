@@ -1,1 +1,1 @@
-"""The tree kit: shapes, tries, candidates and the ways a tree grows, shared by all rooms."""
+"""The tree kit: shapes, tries, candidates and the ways to grow a tree, shared by all drafters."""

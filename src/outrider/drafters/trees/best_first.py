@@ -1,8 +1,8 @@
-"""Trees of the likeliest paths: every level, the most promising nodes so far are asked what comes after them.
+"""Trees of the likeliest paths: at every level, the most promising nodes so far are expanded.
 
-All candidates that are looked at stand in a pool with the log-probability that the text passes through them; the tree that is
-proposed holds the best of the pool. A node is at most as likely as its parent, so the best of the pool form a tree. (Li et al.
-2024, EAGLE-2, arXiv 2406.16858.)
+A pool holds all candidates with the log-probability that the text passes through them. The proposed tree is the best of the
+pool. A node is at most as likely as its parent, so the best of the pool form a tree. (Li et al. 2024, EAGLE-2, arXiv
+2406.16858.)
 
     value(node) = value(parent) + log P(token | parent),      tree = the num_nodes largest values
 """

@@ -1,8 +1,8 @@
 """Where the children of a tree's nodes come from. The growers ask a source about one level after the other.
 
-A source is asked for the children of the nodes that were expanded last (the root at first), and told which of them to expand
-next. Laws of whoever guesses are one source (``DrawnChildren``, ``LikelyChildren``); a table of successors and several models
-that take turns are others.
+A source returns the children of the nodes that were expanded last (at first the root), and is told which of them to expand
+next. Sources are the laws of a model or of heads (``DrawnChildren``, ``LikelyChildren``), a table of successors, and several
+models that take turns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A tree that is grown level by level: ask about some nodes, hang candidates below them, ask about the best of those.
+"""A tree that grows level by level: expand some nodes, add candidates below them, expand the best of those.
 
-Whoever guesses (a draft model, part of the target, trained heads) is asked about a level in one go. Nodes that it was asked
-about are *expanded*: node 0 is the root, the others are numbered as they are expanded, alike in all rows. The growers of this
-kit (``static.py``, ``best_first.py``) decide which nodes those are.
+The guesser (a draft model, part of the target, trained heads) evaluates a level at once. Nodes that it has evaluated are
+*expanded*. Node 0 is the root; the others are numbered as they are expanded, the same in all rows. The growers of this kit
+(``static.py``, ``best_first.py``) decide which nodes those are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Static trees: which of a node's first, second ... candidates have candidates of their own.
+"""Static trees: shapes that say how many candidates each node gets, before anything is drawn.
 
 A node is a path of ranks: (0, 2) is the third child of the first child of the root. A shape is a set of such paths closed under
 "parent" and "elder sibling", in breadth-first order. It is fixed before anything is drawn, so it may be used with every way of
-drawing (Lemma C of docs/lossless.md). So may a smaller one: a budget keeps the cheapest nodes, where a node costs 1 + rank more
-than its parent.
+drawing (Lemma C of docs/lossless.md). The same holds for smaller parts of it. A budget keeps the cheapest nodes, where a node
+costs 1 + rank more than its parent.
 
     branching (2, 2)  =  {(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)}
 """
@@ -125,7 +125,7 @@ def _within(shape: TreeShape, max_nodes: int, max_depth: int) -> TreeShape:
 
 
 def union(shapes: Sequence[TreeShape]) -> tuple[TreeShape, list[list[bool]] | None]:
-    """One shape that contains all of them, and which of its nodes each has (None: all have all)."""
+    """One shape that contains all of them, and the nodes of it that each shape has (None if every shape has all)."""
     if len(set(shapes)) == 1:
         return shapes[0], None
     whole = TreeShape.of_paths({path for shape in shapes for path in shape.paths})

@@ -1,4 +1,4 @@
-"""Trees of a shape that is fixed before anything is drawn: all children of a level come from one question to the source.
+"""Trees of a shape that is fixed before anything is drawn: all children of a level come from one call of the source.
 
 A batch grows one tree that holds the shapes of all its rows; each row keeps its own part. The shape does not depend on what was
 drawn, so it is lossless with every way of drawing (Lemma C of docs/lossless.md).

@@ -1,9 +1,9 @@
 """A trie of guesses below a root, and two ways to fill it from "what may come next, and how likely".
 
-Equal beginnings are one node, so the guesses of several sources share what they agree on. A source is a function from a place
-to its continuations (token, probability, place after it), best first. Following the first one each time gives a chain. Taking
-the most probable open node each time gives the tree of a given size with the largest sum of path probabilities. That sum is the
-expected number of accepted guesses if the source is right.
+Equal prefixes share their nodes, so the guesses of several sources are merged where they agree. A source is a function from a
+place to its continuations (token, probability, next place), best first. Always following the first gives a chain. Always adding
+the most probable open node gives the tree of a given size with the largest sum of path probabilities. That sum is the expected
+number of accepted guesses if the source is right.
 
     prob(node) = prob(parent) * P(token | parent),    score = sum of prob over the nodes
 """

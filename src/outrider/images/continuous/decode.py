@@ -2,10 +2,10 @@
 
     plan -> propose -> score -> walk -> commit
 
-``PathEngine.step`` is that sentence, as ``Engine.step`` is for ids. It has a loop of its own because a token here is a vector
-and a law is a denoiser. Trees, laws, verdicts and requests of the engine hold ids and logits (record 0088).
+``PathEngine.step`` does this, as ``Engine.step`` does for ids. It is a separate loop: here a token is a vector and a law is a
+denoiser, but the engine's trees, laws and requests hold ids and logits (record 0088).
 
-The first tokens may be the target's alone (``prefill``): the paper found the draft worst there.
+The target may write the first tokens alone (``prefill``), where the paper found the draft worst.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PathBatch:
 
 
 class PathRound(NamedTuple):
-    """What happened in a round."""
+    """The result of a round."""
 
     draft: PathDraft
     verdict: PathVerdict

@@ -1,4 +1,4 @@
-"""Who drafts continuous tokens: a small model of the same family, or nobody."""
+"""Drafters of continuous tokens: a small model of the same family, or none."""
 
 from __future__ import annotations
 

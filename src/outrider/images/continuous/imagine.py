@@ -1,4 +1,4 @@
-"""Images by continuous tokens, by the name of a rule: what ``outrider imagine`` and people call.
+"""Images of continuous tokens, by the name of a rule: the interface for ``outrider imagine`` and for programs.
 
 images = ContinuousImages.load("build/images/continuous")
 way = way_of("joint-path")
@@ -71,7 +71,7 @@ def is_continuous(folder: str | Path) -> bool:
 
 
 def _inside(folder: Path) -> Path:
-    """The target's folder in a folder of a pair; any other folder itself."""
+    """The target's folder, if the given folder holds a pair; otherwise the given folder."""
     pair = not (folder / "config.json").is_file() and (folder / "target" / "config.json").is_file()
     return folder / "target" if pair else folder
 
@@ -85,7 +85,7 @@ class ContinuousImages:
         self.grid, self.patch = isqrt(target.shape.num_tokens), isqrt(target.shape.dim)
         if self.grid**2 != target.shape.num_tokens or self.patch**2 != target.shape.dim:
             sizes = f"{target.shape.num_tokens} tokens of {target.shape.dim} numbers"
-            raise ModelError(f"{sizes} are no square image of square grey patches; train with squares of both")
+            raise ModelError(f"{sizes} do not make a square image of square grey patches; train with a square number of both")
 
     @staticmethod
     def load(folder: str | Path, *, draft: str | Path | None = None) -> ContinuousImages:

@@ -3,9 +3,9 @@
     a DRAFTER proposes a chain of paths, the TARGET scores it in one pass, a RULE walks it,
     the CACHES commit the accepted tokens, a PLAN says how much is drafted next.
 
-A score is a condition instead of logits: what a diffusion head needs to draw the next token, and a law only together with it.
-As in the engine, the caches hold everything but the last committed token, which is the root of the next chain. The class
-stands at place 0 and is the first root.
+A score is a condition instead of logits: the input of a diffusion head that draws the next token. Only both together are a law.
+As in the engine, the caches hold everything but the last committed token, which is the root of the next chain. The class stands
+at place 0 and is the first root.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PathContext:
 @final
 @dataclass(frozen=True, eq=False)
 class PathGuesses:
-    """M drafted tokens of all rows: each with its row, its depth behind the root (from 0), and its path."""
+    """M drafted tokens of all rows: each with its row, its depth after the root (from 0), and its path."""
 
     rows: Tensor
     depths: Tensor

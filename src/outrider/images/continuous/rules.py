@@ -1,4 +1,4 @@
-"""Acceptance of continuous tokens: the draft drew a path, the target keeps its end or gives a token of its own.
+"""Acceptance rules for continuous tokens: the draft drew a path, and the target keeps its end or replaces it by its own token.
 
     joint-path   exact. The whole path is the sample: keep with eta min(1, p(Y) / q(Y)); else draw target paths Y' until one is
                  kept with 1 - eta min(1, q(Y') / p(Y')). eta just below 1 bounds that loop.
@@ -10,8 +10,8 @@
 
 Wang et al. 2024, "Continuous Speculative Decoding", arXiv 2411.11925; coupling by reflection as in De Bortoli et al. 2025,
 "Accelerated Diffusion Models via Speculative Sampling", arXiv 2501.05370. All this holds for widths that target and draft
-share. Shared noise is common randomness and no evidence: given it, each law of the last step is a Gaussian, and rejection
-sampling between the two is exact. The width ratio of the paper is then 1.
+share. Given the shared noise, each law of the last step is a Gaussian, and rejection sampling between the two is exact. The
+width ratio of the paper is then 1.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Latent attention on a GPU: the heads of a node look at cached latents, which are their keys and their values at once.
+"""Latent attention on a GPU: the heads of a node attend to cached latents, which serve as both keys and values.
 
     s = q . [c, r] * scale,     o = softmax(s) c         c: the latent of a token, r: its rotated key; one vector for all heads
 
 A program has up to 16 heads of one node, so nothing it computes depends on what else is in the pass. It reads keys in the order
 in which the node's text has them: slots of committed tokens, then the node's ancestors by its path. On a tree without paths it
-reads all nodes and masks the others. Pieces of fixed length are joined one after the other, by ``tree_join.py`` or, where there
-are programs enough, by the one that reads them all. A tile of latents is read once, for scores and for sums. The oracle is
-``models/latent.py``.
+reads all nodes and masks the others. Pieces of fixed length are joined in order: by ``tree_join.py`` or, if there are enough
+programs, by the program that reads all pieces of its node. A tile of latents is read once, for scores and for sums. The oracle
+is ``models/latent.py``.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -96,7 +96,7 @@ def _over_tile(
     q, q_turned, latents, at, inside, seen, scale, peak, weight, total,
     R: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the running softmax over latents that stand ``at`` some slots."""
+    """One step of the running softmax, over the latents in the slots ``at``."""
     first = latents + at[:, None] * (R + T)
     c_at, r_at = first + tl.arange(0, R)[None, :], first + R + tl.arange(0, T)[None, :]
     if MASKED:
@@ -112,7 +112,7 @@ def _over_tile(
 
 @triton.jit
 def _own_slots(paths, words, flat, position, length, inside, WORDS: tl.constexpr, PATH: tl.constexpr):
-    """Where a node's text has its tokens behind the committed ones, and which of them are its own."""
+    """The slots of a node's text after the committed tokens, and which of them belong to its path."""
     is_node = inside & (position >= length)
     if PATH > 0:
         path = tl.load(paths + flat.to(tl.int64) * PATH + position - length, mask=is_node, other=0)
@@ -130,7 +130,8 @@ def _over(
     R: tl.constexpr, T: tl.constexpr, WORDS: tl.constexpr, PATH: tl.constexpr, PAGED: tl.constexpr, TOGETHER: tl.constexpr,
     BQ: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Peak, weight and total of queries over the slots between two: pieces folded to blocks, and WHOLE blocks to one."""
+    """Peak, weight and total of queries over a range of slots. Pieces are joined to blocks, and with WHOLE the blocks to one
+    result."""
     row, flat, length = of
     low, high = between
     capacity, num_pages, scale = numbers

@@ -1,4 +1,4 @@
-"""What latent attention begins with, in one kernel: parts added up, latents normalised and written, queries and keys rotated.
+"""The first step of latent attention, in one kernel: add up parts, normalise and write latents, rotate queries and keys.
 
     memory[slot] = [norm(c), rotated(r)],       queries[.., rank:] = rotated(q_rope)
 
@@ -25,7 +25,7 @@ _HEADS = 8
 
 
 class Entering(NamedTuple):
-    """What a layer does to latents before they are written."""
+    """How a layer prepares latents before they are written."""
 
     norm: Tensor
     """[rank]"""
@@ -33,13 +33,14 @@ class Entering(NamedTuple):
     tables: tuple[Tensor, Tensor]
     """Cosines and signed sines [S, rope]."""
     query_dim: int
-    """Numbers from one query head to the next."""
+    """Distance from one query head to the next, in numbers."""
     bias: Tensor | None = None
     """[rank + rope]"""
 
 
 def parts_of(rows: Tensor, dims: int) -> tuple[int, int]:
-    """How many parts rows of a product have that must be added up, and the step from one to the next; ``dims`` of one part."""
+    """The number of parts of a product that must be added up, and the distance from one to the next. ``dims`` are the
+    dimensions of one part."""
     return (1, 0) if rows.dim() == dims else (len(rows), rows.stride(0))
 
 
@@ -101,7 +102,7 @@ def summed(at, step, mask, PARTS: tl.constexpr):
 
 @triton.jit
 def _turned(x, y, angles):
-    """Both halves, each turned with its partner."""
+    """Both halves, rotated."""
     low_cos, low_sin, high_cos, high_sin = angles
     return x * low_cos + y * low_sin, y * high_cos + x * high_sin
 

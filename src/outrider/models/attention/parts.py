@@ -1,8 +1,8 @@
-"""Attention over parts of what can be seen, merged afterwards by their log-sum-exps: exactly the attention over all of it.
+"""Attention over two sets of keys, merged by their log-sum-exps. The result is exactly the attention over both sets.
 
     o = w o_1 + (1 - w) o_2,      w = sigmoid(LSE_1 - LSE_2)
 
-A prefix needs no tree mask and a tree needs a small one, so neither part pays for the other's.
+The prefix needs no tree mask, and the tree only a small one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MASKED = -1e9
 
 
 class Part(NamedTuple):
-    """What queries saw in a part."""
+    """The attention of queries over one part."""
 
     seen: Tensor
     """[B, heads, N, D]"""
@@ -25,8 +25,8 @@ class Part(NamedTuple):
 
 
 def attend_part(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, sight: Tensor | None = None) -> Part:
-    """Queries [B, heads, N, D] over keys and values [B, Hkv, S, D]; ``sight`` [B, N, S] is true where one may look. Who sees
-    nothing gets zeros. Without ``sight`` a fused kernel does it where there is one."""
+    """Queries [B, heads, N, D] over keys and values [B, Hkv, S, D]; ``sight`` [B, N, S] is true where a query may look. Queries
+    that see nothing get zeros. Without ``sight`` a fused kernel is used if there is one."""
     batch_size, num_heads, num_nodes, head_dim = queries.shape
     num_shared, num_slots = keys.shape[1:3]
     num_groups = num_heads // num_shared

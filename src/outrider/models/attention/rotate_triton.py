@@ -1,4 +1,5 @@
-"""Queries and keys as attention takes them, in one kernel: parts added up, bias, norm, rotation; keys and values are written.
+"""Prepares queries and keys for attention in one kernel: adds up parts and bias, normalises, rotates, and writes keys and
+values.
 
 Norms of queries and keys come in three spans: a weight for all heads (Qwen3), one for each head (Cohere, StableLM), or one norm
 over all heads (OLMo-2). For the last, every program reads the node's whole row once more.
@@ -139,7 +140,7 @@ def _normed(
 
 @triton.jit
 def _store_heads(memory, scales_at, spots, x, y, D: tl.constexpr, LARGEST: tl.constexpr):
-    """Both halves of some heads to their places: as they are, or as codes with their scales (``core/key_storage.py``)."""
+    """Store both halves of some heads, as they are or as codes with scales (``core/key_storage.py``)."""
     to = memory + spots[:, None] * D + tl.arange(0, D // 2)[None, :]
     if LARGEST > 0:
         x, y = x.to(tl.float32), y.to(tl.float32)

@@ -1,12 +1,13 @@
 """Attention of the N nodes of each row over [committed tokens | nodes], with PyTorch's scaled-dot-product kernels.
 
 Node i of row b sees every committed token of its row and those nodes that are its ancestors or itself. A sliding window further
-hides what lies ``window`` or more *positions* back, where a node's position is the row's length plus its depth. What may be
-seen is worked out once per pass and shared by the layers (a ``Sight`` per window). The queries that share a key head are folded
-into the length dimension, [B, Hkv, G * N, D], so that keys are never expanded.
+hides what lies ``window`` or more *positions* back, where a node's position is the row's length plus its depth. The mask is
+made once per pass and shared by the layers (a ``Sight`` per window size). The queries that share a key head are folded into the
+length dimension, [B, Hkv, G * N, D], so that keys are never expanded.
 
-Three shapes of growing generality: One node on level rows sees everything, so there is no mask. A chain on level rows has a
-mask that depends on slot minus length alone, so it is a slice of one made earlier. Any other mask is built from the tree.
+There are three cases. One node per row, with rows of equal length, sees everything, so there is no mask. A chain with rows of
+equal length has a mask that depends only on slot minus length, so it is a slice of an earlier one. Any other mask is built from
+the tree.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _aligned(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """What the nodes of a pass see in the layers of one window size."""
+    """The attention mask of a pass's nodes, for the layers of one window size."""
 
     begin: int
     """No node sees a slot before this one."""

@@ -13,14 +13,14 @@ _ENOUGH_FOR_LATENTS = 64
 """Programs that keep the device busy if each may read a whole text. Partial results take memory that grows with heads, nodes
 and pieces."""
 HEADS_OF_A_TILE = 16
-"""Query heads that one program of latent attention looks with, all of one node."""
+"""Query heads of one node in a program of latent attention."""
 
 
 def cut_for(
     batch_size: int, num_queries: int, *, num_kv_heads: int, capacity: int, invariant: bool, wide: bool = False
 ) -> KeySplit:
-    """What measured best on an H200; ``num_queries`` is nodes times query heads per key head. ``wide``: the kernel for many of
-    them can be had (``limits.can_go_wide``)."""
+    """The cut that was fastest on an H200. ``num_queries`` is nodes times query heads per key head. ``wide``: the kernel for
+    many queries is available (``limits.can_go_wide``)."""
     if invariant:
         tail = 64 if num_queries <= 128 else 16
         # blocks of a row that keep the device busy: shorter rows are cut into pieces
@@ -45,8 +45,8 @@ def cut_for(
 
 
 def latent_cut(shape: tuple[int, int], num_heads: int, *, capacity: int) -> KeySplit:
-    """Latent attention of rows and nodes whose rows end at ``capacity`` or before. Where there are enough programs, each reads
-    the whole text of its node, and there is one result; otherwise they share its pieces. The bits are the same."""
+    """The cut of latent attention, for rows that end at ``capacity`` or before. If there are enough programs, each reads the
+    whole text of its node, and there is one result. Otherwise several programs share the pieces. The bits are the same."""
     num_programs = shape[0] * shape[1] * -(-num_heads // HEADS_OF_A_TILE)
     num_blocks = -(-_ENOUGH // num_programs)
     folds_above = (num_blocks - 1) * 256 * BLOCK

@@ -1,15 +1,15 @@
-"""The end of tree attention in invariant numerics: every node adds up its keys in the order in which its text will have them.
+"""The last step of tree attention in invariant numerics: every node adds up its keys in text order.
 
-Keys below the last full tile of committed tokens are the same for all nodes, and are worked out for all of them together. What
-is left, at most a tile of text and the node's ancestors, is gathered for each node along its path, tile by tile as one-token
-decoding would meet it. Pieces are then joined one after the other. So a node's numbers are those of plain decoding, bit for
-bit, wherever in a tree it stands. (On a chain keys stand in that order anyway: it keeps the kernels of ``tree_triton.py``.)
+Keys up to the last full tile of committed tokens are the same for all nodes, and are read for all of them together. The rest,
+at most a tile of text and the node's ancestors, is gathered for each node along its path, in the same tiles as in one-token
+decoding. Pieces are then joined in order. So a node's numbers are those of plain decoding, bit for bit, wherever it is in the
+tree. (On a chain, keys are in that order anyway, so the kernels of ``tree_triton.py`` suffice.)
 
     slot(j) = j below the root,   root + path[j - root] from there on;      tiles at multiples of BK, pieces of PIECE_LEN
     joined:   m' = max(m, m_c),   l' = l 2^(m - m') + l_c 2^(m_c - m'),   o' likewise,   c = 0, 1, ..
 
-Pieces are joined to blocks, and blocks to the whole (``tree_tiles.BLOCK``). Where a program has folded a block, the pieces that
-are whole stand in its place, and the piece that is still open in the next.
+Pieces are joined to blocks, and blocks to the whole (``tree_tiles.BLOCK``). If a program has joined a block, its place holds
+the joined whole pieces, and the next place holds the piece that is not full yet.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -104,8 +104,8 @@ def _below(
     parts, peaks, first_part, num_queries, num_parts, is_query, origin, whole, is_folded,
     PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr, BQ: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """What the kernel before has found below the last whole tile: all blocks that are whole, the block that is not, and its
-    last piece, which may be open."""
+    """The results of the previous kernel up to the last whole tile: all whole blocks, the block that is not whole, and its last
+    piece, which may not be full."""
     top, norm, sums = nothing_seen(BQ, D)
     block_top, block_norm, block_sums = nothing_seen(BQ, D)
     peak, weight, total = nothing_seen(BQ, D)

@@ -2,9 +2,9 @@
 
     o = sum_c exp(m_c - m) o_c / sum_c exp(m_c - m) l_c,      m = max_c m_c
 
-Pieces at fixed places are joined one after the other, to blocks and blocks to the whole, so that a piece in which nothing is
-seen changes no bit. On chains, the kernel that fills them does that itself (``finish_tile``). Other pieces are all loaded
-before the first sum, which is faster. ``tree_triton.py`` fills the pieces.
+Pieces at fixed places are joined in order, to blocks and then to the whole, so that a piece in which nothing is seen changes no
+bit. On chains, the kernel that computes the pieces joins them itself (``finish_tile``). Other pieces are all loaded before the
+first sum, which is faster. ``tree_triton.py`` computes the pieces.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -60,7 +60,7 @@ def join_pieces(
 
 @triton.jit
 def _part(parts, peaks, first, piece, used, num_queries, num_parts, is_query, D: tl.constexpr):
-    """Peak, weight and total of queries in a piece; one that is not there is one in which nothing is seen."""
+    """Peak, weight and total of queries in a piece. A missing piece counts as one in which nothing is seen."""
     at = first + piece * num_queries
     there = is_query & (piece >= used[0]) & (piece < used[1])
     return load_part(parts, peaks, at, num_parts, there, D)
@@ -71,7 +71,7 @@ def _in_turn(
     parts, peaks, first, used, slots, num_queries, num_parts, is_query, BLOCK_LEN: tl.constexpr, BQ: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    """Pieces of a length, one after the other, so that a piece in which nothing is seen changes nothing."""
+    """Join pieces of fixed length in order, so that a piece in which nothing is seen changes nothing."""
     origin, stop, size = slots
     top, norm, total = nothing_seen(BQ, D)
     first_piece = origin // BLOCK_LEN * (BLOCK_LEN // size)
@@ -97,7 +97,7 @@ def _in_turn(
 def _store_seen(
     out, sinks, here, index, top, norm, total, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr
 ):  # fmt: skip
-    """What the queries ``index`` of a tile have seen, beside their sinks."""
+    """Store the results of the queries ``index`` of a tile, together with their sinks."""
     row, head, first_query, num_nodes = here
     query = first_query + index
     is_query = query < num_nodes * GROUP
@@ -134,8 +134,8 @@ def finish_tile(
     GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, BLOCK_LEN: tl.constexpr,
     BQ: tl.constexpr,
 ):  # fmt: skip
-    """The end of a program of a tile on a chain. ``fold`` is all there is where there is one piece; otherwise the last program
-    of the tile to come here joins what all have left, and counts from zero again."""
+    """The end of a program on a chain. With one piece, ``fold`` is the result. Otherwise the last program of the tile to arrive
+    joins the results of all, and resets the counter."""
     num_used, turn = slots[1] - slots[0], tl.program_id(0)
     num_working = tl.minimum(num_used, tl.num_programs(0))
     if num_used == 1:

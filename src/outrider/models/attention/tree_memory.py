@@ -1,7 +1,7 @@
-"""Tiles of keys and values in memory, which holds numbers of the model's type or codes of 8 bits with scales.
+"""Tiles of keys and values in memory, stored in the model's type or as 8-bit codes with scales.
 
-Codes are widened to the type of the queries, which holds each of them exactly. A scale belongs to a token and a key head. So it
-multiplies a score, or a weight before the values are added up. That is one product per key instead of one per dimension.
+Codes are converted to the type of the queries, which holds each of them exactly. A scale belongs to a token and a key head, so
+it can multiply a score, or a softmax weight. That is one product per key instead of one per dimension.
 
     s = (q . codes) scale_k,      o = sum (p scale_v) codes          (``core/key_storage.py``)
 """
@@ -22,8 +22,8 @@ from outrider.models.attention.tree_tiles import KeySplit
 
 
 def cut_of(cut: KeySplit, memory: LayerPages) -> KeySplit:
-    """The cut for memory of codes. These are widened in registers, where small tiles may add products in another order than
-    large ones: every tile has the rows of a large one. The kernel for many queries reads no codes."""
+    """The cut for memory that holds codes. Codes are converted in registers, where small tiles may add products in another
+    order than large ones, so every tile has the rows of a large one. The kernel for many queries reads no codes."""
     if memory.key_scales is None:
         return cut
     if cut.side_by_side:
@@ -32,7 +32,7 @@ def cut_of(cut: KeySplit, memory: LayerPages) -> KeySplit:
 
 
 def kernel_memory(memory: LayerPages) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, values and their scales as kernels take them; anything stands for scales that are not there."""
+    """Keys, values and their scales as kernels take them. Missing scales are replaced by any tensor."""
     keys, values, key_scales, value_scales, _ = memory
     return keys, values, keys if key_scales is None else key_scales, values if value_scales is None else value_scales
 
@@ -54,7 +54,7 @@ def load_tile(memory, at, inside, D: tl.constexpr, MASKED: tl.constexpr, SCALED:
 
 @triton.jit
 def load_scales(key_scales, value_scales, at, inside, MASKED: tl.constexpr, SCALED: tl.constexpr):
-    """[BK] scales of keys and of values; ones where numbers are as they are."""
+    """[BK] scales of keys and of values; ones if numbers are stored as they are."""
     if not SCALED:
         key_share, value_share = 1.0, 1.0
     elif MASKED:

@@ -1,4 +1,4 @@
-"""Queries over the slots between two: those that every query sees, fetched ahead, and the few that not every query sees."""
+"""Attention of queries over a range of slots. Tiles that every query sees are fetched ahead; the few others are masked."""
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -25,7 +25,7 @@ def _over_masked(
     HEADS: tl.constexpr, D: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     SCALED: tl.constexpr, PAGED: tl.constexpr, BK: tl.constexpr, PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
-    """Tiles that not every query sees whole: few, so not worth buffers of their own."""
+    """Tiles that not every query sees in full. There are few, so they are not fetched ahead."""
     row, head, length, start = of
     low, high = between
     query, node, is_query = asking
@@ -76,8 +76,8 @@ def over_slots(
     SCALED: tl.constexpr, BY_PATHS: tl.constexpr, COPIED: tl.constexpr, PAGED: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     PIECE_LEN: tl.constexpr,
 ):  # fmt: skip
-    """Attention of queries over the slots between two. Returns the fold of whole pieces and the open piece, with peak, weight
-    and total of each, and the end of the slots that were read."""
+    """Attention of queries over a range of slots. Returns peak, weight and total of the joined whole pieces and of the piece
+    that is not full yet, and the end of the slots that were read."""
     row, head, length, start, common, num_slots = of
     low, high = between
     top, norm, sums = nothing_seen(BQ, D)  # of the pieces that are whole

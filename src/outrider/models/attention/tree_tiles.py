@@ -1,9 +1,10 @@
-"""What the kernels of tree attention share: where keys stand, what nodes see, how keys are cut, one step of the softmax.
+"""The common parts of the kernels of tree attention: addresses of keys, masks of nodes, cuts into pieces, and one step of the
+softmax.
 
     m' = max(m, max s),   l' = l exp(m - m') + sum exp(s - m'),   o' = o exp(m - m') + exp(s - m') v
 
-Sums and products that more than one kernel takes are written as fused multiply-adds, so that no compiler fuses them differently
-in two kernels. Results are compared bit by bit.
+Sums of products that occur in several kernels are written as fused multiply-adds, so that the compiler cannot fuse them
+differently in two kernels. Results must be equal bit by bit.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -20,13 +21,14 @@ from torch import Tensor
 
 LOG2E = 1.4426950408889634
 BLOCK = 4
-"""Pieces of a length are folded in their order, so many to a block; blocks are then joined in theirs. One program may so do a
-whole block and write one result, where there are enough programs, or one piece, where there are not: the bits are the same."""
+"""Number of pieces in a block. Pieces of fixed length are joined to blocks, and blocks to the whole, each in their order. If
+there are enough programs, one program computes a whole block and writes one result; otherwise one piece. The bits are the
+same."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Where the tokens of a pass stand in the memory of all rows. Everything is on the device."""
+    """Addresses of a pass's tokens in the memory of all rows. Everything is on the device."""
 
     lengths: Tensor
     """[B] int32 committed tokens."""
@@ -38,22 +40,23 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Sights:
-    """What nodes see of one another."""
+    """The tree's attention mask: which nodes see one another."""
 
     words: Tensor | None
-    """[B, N, W] int64, bit j % 64 of word j // 64: node j of the tree is an ancestor or itself. None on chains."""
+    """[B, N, W] int64. Bit j % 64 of word j // 64 says that node j is an ancestor of the node, or the node itself. None on
+    chains."""
     depths: Tensor | None
     """[B, N] int32; None on chains, where node n has depth ``start + n``."""
     start: int = 0
-    """Nodes of the tree that were written by earlier passes: the pass holds those from here on."""
+    """Number of nodes that earlier passes have written. This pass holds the others."""
     paths: Tensor | None = None
-    """[B, N, P] int32, the node's ancestor-or-self at every depth up to its own (then anything in the tree). Asked for on trees
-    by attention in the order of the text (``tree_in_order.py``), and by nobody else."""
+    """[B, N, P] int32 ancestor-or-self of each node at every depth up to its own. Entries past that are arbitrary nodes. Only
+    attention in text order (``tree_in_order.py``) needs them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """What limits a layer's attention beside the tree."""
+    """Limits of a layer's attention beside the tree's mask."""
 
     window: int = 0
     """Most positions a node sees, itself included; 0 for all. Nodes of a tree see one another whatever the window, so a tree
@@ -88,13 +91,13 @@ class KeySplit:
     """How keys are cut into pieces, and the tile of a program."""
 
     num_pieces: int
-    """Results that a row has room for: as many pieces as it may ever have, and one more."""
+    """Number of results that a row has room for: its largest number of pieces, plus one."""
     piece_len: int = 0
     """Slots of a piece; 0 for ``num_pieces`` equal ones."""
     num_programs: int = 0
-    """Programs that share the pieces of a row, where these have a length; 0: one for each."""
+    """Number of programs that share a row's pieces of fixed length; 0 for one program per piece."""
     shortest: int = 64
-    """Slots of a piece at least, where they are equal: a short row then has fewer."""
+    """Least number of slots of equal pieces. A short row has fewer pieces."""
     block_queries: int = 16
     block_keys: int = 64
     num_warps: int = 4
@@ -102,10 +105,10 @@ class KeySplit:
     side_by_side: bool = False
     """Two groups of warps with half of the queries each, softmax and products side by side (``tree_wide.py``)."""
     folds_above: int = 1 << 30
-    """Slots of a row above which a program folds ``BLOCK`` pieces at a time, where these have a length. It changes no bit."""
+    """In rows with more slots than this, a program joins ``BLOCK`` pieces of fixed length at a time. It changes no bit."""
     tail_queries: int = 16
-    """Attention in the order of the text: rows of the tile with which a node's own end of the keys is read. It has a warp for
-    each sixteen rows, so that every tile adds up a row's weights in the same order."""
+    """For attention in text order: number of rows in the tiles that read the last keys of each node. There is a warp for every
+    sixteen rows, so that every tile adds up a row's weights in the same order."""
 
 
 def paths_of(ancestors: Tensor) -> Tensor:
@@ -118,8 +121,8 @@ def attend_block(
     q, tile, seen, peak, weight, total, scale, cap,
     MASKED: tl.constexpr, CAPPED: tl.constexpr = False, SCALED: tl.constexpr = False,
 ):  # fmt: skip
-    """One step of the running softmax over a tile of keys and values. Codes are widened, and their scales multiply scores and
-    weights, of which there are fewer than codes."""
+    """One step of the running softmax over a tile of keys and values. Codes are converted. Scales multiply scores and weights,
+    which are fewer than codes."""
     k, v, key_share, value_share = tile
     s = tl.dot(q, k.to(q.dtype), input_precision="ieee")
     if SCALED:
@@ -152,7 +155,7 @@ def attend_scores(
 
 @triton.jit
 def drained(sinks, heads, is_query, top, norm, total, SINKS: tl.constexpr):
-    """The sum of weights and the totals of queries, beside the sinks of their heads."""
+    """The sum of weights and the totals of queries, with the sinks of their heads included."""
     if SINKS:
         sink = tl.load(sinks + heads, mask=is_query, other=0.0) * 1.4426950408889634
         peak = tl.maximum(top, sink)
@@ -164,7 +167,7 @@ def drained(sinks, heads, is_query, top, norm, total, SINKS: tl.constexpr):
 
 @triton.jit
 def joined(top, norm, sums, peak, weight, total):
-    """Join one more piece to what was joined so far. A piece in which nothing is seen changes nothing."""
+    """Join one more piece to those joined so far. A piece in which nothing is seen changes nothing."""
     new_top = tl.maximum(top, peak)
     safe = tl.where(new_top == float("-inf"), 0.0, new_top)
     old, new = tl.exp2(top - safe), tl.exp2(peak - safe)
@@ -179,7 +182,7 @@ def nothing_seen(BQ: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def folded_at(slot, top, norm, sums, peak, weight, total, PIECE_LEN: tl.constexpr):
-    """The fold and the open piece; where a piece ends at ``slot``, it is folded, and the next one begins."""
+    """The joined pieces and the present piece. If a piece ends at ``slot``, it is joined and the next one begins."""
     if slot % PIECE_LEN == 0:
         top, norm, sums = joined(top, norm, sums, peak, weight, total)
         peak = tl.zeros_like(peak) + float("-inf")
@@ -190,7 +193,7 @@ def folded_at(slot, top, norm, sums, peak, weight, total, PIECE_LEN: tl.constexp
 
 @triton.jit
 def load_part(parts, peaks, at, num_parts, there, D: tl.constexpr):
-    """Peak, weight and total of queries at a place; those that are not ``there`` have seen nothing."""
+    """Load peak, weight and total of queries from a place. Queries that are not ``there`` have seen nothing."""
     total_at = parts + at[:, None].to(tl.int64) * D + tl.arange(0, D)[None, :]
     peak = tl.load(peaks + at, mask=there, other=float("-inf"))
     weight = tl.load(peaks + num_parts + at, mask=there, other=0.0)
@@ -199,7 +202,7 @@ def load_part(parts, peaks, at, num_parts, there, D: tl.constexpr):
 
 @triton.jit
 def store_part(parts, peaks, at, num_parts, is_query, peak, weight, total, D: tl.constexpr):
-    """Peak, weight and total of queries to their place."""
+    """Store peak, weight and total of queries at their place."""
     total_at = parts + at[:, None].to(tl.int64) * D + tl.arange(0, D)[None, :]
     tl.store(total_at, total.to(parts.dtype.element_ty), mask=is_query[:, None])
     tl.store(peaks + at, peak, mask=is_query)
@@ -208,7 +211,7 @@ def store_part(parts, peaks, at, num_parts, is_query, peak, weight, total, D: tl
 
 @triton.jit
 def store_block(parts, peaks, at, num_parts, is_query, fold, open_piece, is_apart, next_at, D: tl.constexpr):
-    """What one program has folded, with its open piece; where that one ``is_apart``, it goes to the next place."""
+    """Store the joined pieces of a program, with its last piece. If that one ``is_apart``, it is stored at the next place."""
     top, norm, sums = fold
     peak, weight, total = open_piece
     if is_apart:
@@ -220,7 +223,7 @@ def store_block(parts, peaks, at, num_parts, is_query, fold, open_piece, is_apar
 
 @triton.jit
 def slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.constexpr, PAGED: tl.constexpr):
-    """Where the keys of a row's slots stand, in heads of D numbers."""
+    """Addresses of the keys of a row's slots, in units of heads of D numbers."""
     if PAGED:
         page = tl.load(places + row * num_pages + slots // capacity, mask=inside, other=0).to(tl.int64)
         return (page * HEADS + head) * capacity + slots % capacity
@@ -229,19 +232,19 @@ def slots_at(places, row, head, slots, inside, capacity, num_pages, HEADS: tl.co
 
 @triton.jit
 def piece_len_of(num_slots, num_pieces, SHORTEST: tl.constexpr, BK: tl.constexpr):
-    """Slots of each piece of a row, where pieces are equal."""
+    """Number of slots in each of a row's equal pieces."""
     return tl.maximum(tl.cdiv(tl.cdiv(num_slots, num_pieces), BK) * BK, SHORTEST)
 
 
 @triton.jit
 def fold_len_of(num_slots, folds_above, PIECE_LEN: tl.constexpr, BLOCK_LEN: tl.constexpr):
-    """Slots that a program works out at a time, where pieces have a length: one, or a block of them."""
+    """Number of slots that a program computes at a time, for pieces of fixed length: one piece, or a block of them."""
     return tl.where(num_slots > folds_above, BLOCK_LEN, PIECE_LEN)
 
 
 @triton.jit
 def ends_of(length, start, num_slots, first_query, CHAIN: tl.constexpr, GROUP: tl.constexpr, BQ: tl.constexpr):
-    """Where what all queries of a tile see ends, and where what any of them sees ends."""
+    """The end of the slots that all queries of a tile see, and the end of those that any of them sees."""
     if CHAIN:
         common = length + start + first_query // GROUP + 1
         stop = tl.minimum(length + start + (first_query + BQ - 1) // GROUP + 1, num_slots)
@@ -252,7 +255,7 @@ def ends_of(length, start, num_slots, first_query, CHAIN: tl.constexpr, GROUP: t
 
 @triton.jit
 def origin_of(length, start, CHAIN: tl.constexpr, WINDOW: tl.constexpr, BK: tl.constexpr):
-    """The tile that holds the first slot any node of the pass sees."""
+    """The tile with the first slot that any node of the pass sees."""
     if WINDOW == 0:
         return 0
     return tl.maximum(length + (start if CHAIN else 0) + 1 - WINDOW, 0) // BK * BK

@@ -1,4 +1,5 @@
-"""Tree attention on a GPU: the nodes of each row over its committed tokens and their own ancestors, lengths read on the device.
+"""Tree attention on a GPU: each node attends to its row's committed tokens and its own ancestors. Lengths are read on the
+device.
 
 Keys are cut into pieces that work side by side (split-KV, Dao et al. 2023, "Flash-Decoding"), each with the query heads that
 share a key head folded into one tile; a second kernel joins the pieces (``tree_join.py``). What a node sees among the nodes is
@@ -9,8 +10,8 @@ a bit per pair, 64 to a word (SpecInfer's topology mask, Miao et al. 2023, arXiv
 
 Slots of a row are found through ``Rows``: row number times capacity (contiguous), or a table of pages. Pieces are ``piece_len``
 slots at fixed places, or as many equal ones as keep the device busy. At fixed places, results do not depend on what else is in
-the pass. On a chain they are then those of one-token decoding, bit for bit. Those at fixed places on a chain are joined where
-they were worked out, by the last program of a tile to end. The oracle is ``sdpa.py``.
+the pass, and on a chain they are those of one-token decoding, bit for bit. On a chain such pieces are joined by the last
+program of a tile to end. The oracle is ``sdpa.py``.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -106,8 +107,8 @@ def attend_tree(
 
 
 _COUNTERS: dict[int, list[Tensor]] = {}
-"""Programs that have ended, of each tile, by the memory they read: passes over one memory do not run side by side. Zero between
-launches. Graphs hold the addresses of small ones, so these stay when there is a larger one."""
+"""Counters of ended programs for each tile, by the memory they read, since passes over one memory never run at the same time.
+They are zero between launches. Graphs hold their addresses, so small ones are kept when a larger one is made."""
 
 
 def _counters(keys: Tensor, count: int) -> Tensor:
@@ -128,7 +129,8 @@ def _launch_pieces(
     look: Look,
     parts: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Fill ``parts`` with totals, peaks with weights of every piece, and what was seen where it can be known."""
+    """Fill ``parts`` with the totals, and the peaks with weights, of every piece, and the final results where a program can
+    compute them."""
     keys, is_scaled = memory.keys, memory.key_scales is not None
     batch_size, num_nodes, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]

@@ -1,4 +1,4 @@
-"""Tree attention of many nodes: the same pieces as ``tree_triton.py``'s kernel makes, with softmax and products side by side.
+"""Tree attention of many nodes: the same pieces as in ``tree_triton.py``, with softmax and products computed at the same time.
 
 With a hundred queries and more per key head, memory is no longer the limit. A tile's two products and its softmax take about
 equally long, and one after the other they leave the tensor cores idle half of the time. Here one warp fetches keys and values,
@@ -7,9 +7,9 @@ other group run (Shah et al. 2024, "FlashAttention-3", arXiv 2407.08608).
 
     step i of a group:   S = Q K_i^T  and  O += P V_(i-1)  start;   S ends;   P' = exp2(S - m);   O ends;   O *= shrink, P = P'
 
-Written in Gluon, since Triton's own language ends a product where its result is first used by anything else. For Hopper, whose
-instructions these are, pages of whole tiles, and equal pieces. Keys of committed tokens are fetched before the kernel in front
-has ended: only the nodes' own wait for it.
+The kernel is written in Gluon, because Triton's own language waits for a product where its result is first used. It needs
+Hopper's instructions, pages of whole tiles, and equal pieces. Keys of committed tokens are fetched before the previous kernel
+has ended. Only the nodes' own keys wait for it.
 """
 
 # ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals

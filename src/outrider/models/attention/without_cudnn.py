@@ -14,7 +14,7 @@ import torch
 
 @final
 class WithoutCudnn:
-    """cuDNN's attention is off while somebody is inside, in any thread; PyTorch's own setting comes back afterwards."""
+    """Turns cuDNN's attention off while any thread is inside, and restores PyTorch's setting afterwards."""
 
     def __init__(self) -> None:
         self._lock, self._num_inside, self._was_on = Lock(), 0, False

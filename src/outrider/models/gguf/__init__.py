@@ -5,8 +5,8 @@
     for name, tensor in hf_tensors(file): ...  as a Hugging Face state dict, dequantised
     tokenizer = gguf_tokenizer(file)           a ``tokenizers.Tokenizer``
 
-``reader`` knows the container, ``quants`` the storage types, ``convert`` what llama.cpp's converter did to the model,
-``tokenizer`` how it cuts text.
+``reader`` reads the container, ``quants`` the storage types, ``convert`` undoes what llama.cpp's converter did to the model,
+and ``tokenizer`` makes the tokenizer.
 """
 
 from outrider.models.gguf.convert import hf_config, hf_tensors

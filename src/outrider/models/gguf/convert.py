@@ -9,7 +9,7 @@ both formats:
 3. Tied heads are left out: no ``output.weight`` means that the embedding is the head.
 4. The matrices of all experts of a layer are one tensor.
 
-Numbers lost to quantisation stay lost; everything else comes back exactly.
+Quantised weights keep their rounding errors. Everything else is restored exactly.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FULL = "full_attention"
 def hf_config(file: GGUFFile) -> dict[str, Any]:
     """The model's ``config.json`` as Hugging Face would have written it.
 
-    One key is ours: ``rope_freq_factors``, present in files with a ``rope_freqs`` tensor (Llama 3.1 and later), a list
-    of rotary_dim/2 numbers by which the rotary inverse frequencies are divided. ``rope_scaling`` says the same in
-    Hugging Face's terms, so a reader needs one of the two, never both.
+    One key is ours: ``rope_freq_factors``, present in files with a ``rope_freqs`` tensor (Llama 3.1 and later), a list of
+    rotary_dim/2 numbers by which the rotary inverse frequencies are divided. ``rope_scaling`` says the same in Hugging Face's
+    terms, so a reader needs only one of the two.
     """
     family, keys = family_of(file), ModelKeys(file)
     vocab_size, hidden_size = _matrix_shape(file, "token_embd.weight")
@@ -167,7 +167,7 @@ def _formula_scaling(keys: ModelKeys) -> dict[str, Any] | None:
 
 
 def _gemma_config(keys: ModelKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """What gemma files leave to the reader: windows, their pattern, the query scale."""
+    """Settings that gemma files do not hold: windows, their pattern, the query scale."""
     gemma: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
     if keys.architecture == "gemma":
         return gemma
@@ -233,7 +233,7 @@ def hf_names(file: GGUFFile) -> dict[str, list[str]]:
 
 
 def _each(hf_name: str, shape: Sequence[int]) -> list[str]:
-    """One name, or those of all experts in a tensor of this shape."""
+    """The Hugging Face names for a tensor of this shape: one, or one per expert."""
     return [hf_name.format(expert) for expert in range(shape[0])] if "{}" in hf_name else [hf_name]
 
 
@@ -243,7 +243,7 @@ def _hf_name(file: GGUFFile, family: GGUFFamily, name: str) -> str:
     hf_stem = TOP_NAMES.get(stem) if layer is None else family.block_names.get(stem)
     if hf_stem is None:
         raise ModelError(
-            f"{file.path}: tensor {name!r} has no place in a {family.model_type} model, so this is a variant we do not "
+            f"{file.path}: tensor {name!r} is unknown in a {family.model_type} model, so this is a variant we do not "
             "know; load its Hugging Face checkpoint instead"
         )
     inner = f"{hf_stem}.{kind}" if layer is None else f"layers.{layer}.{hf_stem}.{kind}"

@@ -134,7 +134,7 @@ def vocabulary(folder: Path, out: Path, keys: Mapping[str, Any], *, vocab_size: 
     for name in SPLITTINGS:
         if _cuts_alike(tokenizer, out, {**keys, **known, "tokenizer.ggml.pre": name}):
             return {**known, "tokenizer.ggml.pre": name}
-    raise OptionError(f"{path} cuts words in a way that llama.cpp has no name for; use llama.cpp's own converter")
+    raise OptionError(f"{path} splits words in a way that llama.cpp does not know; use llama.cpp's own converter")
 
 
 def _known(described: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What llama.cpp calls an architecture: its Hugging Face name, its tensors' names, and what the converter did to them."""
+"""llama.cpp's architectures: their Hugging Face names, the names of their tensors, and the changes that the converter makes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 
 @dataclass(frozen=True)
 class GGUFFamily:
-    """One architecture: its Hugging Face name, its tensors' names, and what the converter did to them."""
+    """One architecture: its Hugging Face name, its tensors' names, and the changes that the converter makes."""
 
     model_type: str
     class_name: str

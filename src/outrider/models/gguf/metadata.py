@@ -1,7 +1,7 @@
 """The metadata of a GGUF file: a dictionary of strings, numbers and arrays, and the cursor that reads through the file.
 
-Arrays are read when they are asked for. A vocabulary is a hundred thousand strings, which take several times their bytes in the
-file, and a model that runs does not need them.
+Arrays are read on demand. A vocabulary is a hundred thousand strings, which take much more memory than in the file, and a
+running model does not need them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Cursor:
         self.take(position - self.position)
 
     def string(self) -> str:
-        """Some tokens are pieces of a character, so what is not UTF-8 is replaced."""
+        """A string. Bytes that are not UTF-8 are replaced, because some tokens are parts of a character."""
         return str(self.take(self.number("<Q")), "utf-8", "replace")
 
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Cursor:
 
 @final
 class Metadata(Mapping[str, "Value"]):
-    """A file's metadata. Reading starts at ``cursor``, which is then behind it."""
+    """A file's metadata. Reading starts at ``cursor``, which is then after it."""
 
     def __init__(self, cursor: Cursor, num_items: int) -> None:
         self._cursor = cursor
@@ -101,7 +101,7 @@ class Metadata(Mapping[str, "Value"]):
         return self._array(key)[2] if key in self._arrays else 0
 
     def some_strings(self, key: str, indices: Collection[int]) -> dict[int, str]:
-        """Those items of an array of strings. What is between them is skipped."""
+        """Some items of an array of strings. The others are skipped."""
         cursor, item_type, _ = self._array(key)
         found: dict[int, str] = {}
         passed = 0

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Bytes: TypeAlias = NDArray[Any]
-"""uint8 in fact; NumPy's annotations forget it at the first shift."""
+"""Arrays of uint8. NumPy's annotations lose that type at the first shift."""
 Floats: TypeAlias = NDArray[np.float32]
 
 CHUNK_LEN = 1 << 18

@@ -52,7 +52,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, eq=False)
 class GGUFFile:
-    """An open GGUF file: what it says about itself, and its tensors on demand."""
+    """An open GGUF file: its metadata, and its tensors on demand."""
 
     path: Path
     version: int

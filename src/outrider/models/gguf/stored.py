@@ -3,8 +3,8 @@
 A stored matrix is a table of its rows, int64 [out, 2]: where a row begins in the file, and the number of its storage type. An
 output is still a row, so rows are joined and reordered as those of any matrix, and nothing is copied until they are packed. The
 types in ``STORED`` stay, in the embedding too, and so do floats of 16 bits; matrices of other types are dequantised. Matrices
-that the decoder joins (query, key and value; gate and up) may differ in type, but either all of them stay or none. Floats are
-joined with their own type only.
+that the decoder joins (query, key and value; gate and up) may differ in type, but either all of them stay as stored or none.
+Floats are joined only with floats of the same type.
 
 ``multiply`` is the arithmetic of the native pass in PyTorch, the reference it is tested against. Inputs are rounded to 8 bits,
 32 at a time with a scale of their own. So does llama.cpp, except that it rounds 256 at a time for the K types.
@@ -40,7 +40,7 @@ STORED = tuple(NUMBERS)
 FLOATS = {"F16": 14, "BF16": 15}
 """Floats of 16 bits, and their numbers there. Scores are those of float32, but for F16 on processors that add in 16 bits."""
 KEPT = (*STORED, *FLOATS)
-"""Types that a CPU keeps."""
+"""Types whose matrices a CPU keeps as stored."""
 EMBEDDING = "token_embd.weight"
 ROUTER = "ffn_gate_inp.weight"
 _BY_NAME = {storage.name: storage for storage in STORAGE_TYPES.values()}
@@ -168,5 +168,5 @@ def multiply_in_halves(inputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def _in_halves(sums: Tensor) -> Tensor:
-    """Rounded once: PyTorch would round to 32 bits first."""
+    """The numbers in 16 bits, rounded once; PyTorch would round to 32 bits first."""
     return torch.from_numpy(sums.numpy().astype(np.float16)).double()

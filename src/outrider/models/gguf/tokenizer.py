@@ -51,7 +51,7 @@ class Splitting:
     """None means GPT-2's own pattern, which the library has built in."""
     digits_apart: bool = False
     whole_words_first: bool = False
-    """A piece that is a token as it stands is that token, whatever the merges say."""
+    """A piece that is itself a token becomes that token, without merges."""
     adds_bos: bool = False
     composed: bool = False
     """Unicode normal form C first."""
@@ -182,9 +182,10 @@ def _sentencepiece_tokenizer(file: GGUFFile) -> tuple[Tokenizer, bool]:
 
 
 def _merges_from_scores(scored: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best: so, every way to cut each token, best token first.
+    """The merges of a SentencePiece model, which joins the neighbours whose union has the best score: all ways to split each
+    token in two, the best token first.
 
-    Several cuts of one token rank by the age of their parts, as in the tokenizers Hugging Face converts.
+    Several splits of one token are ordered by the ids of their parts, as in tokenizers that Hugging Face converts.
     """
     age = {token: index for index, token in enumerate(scored)}
     merges: list[tuple[str, str]] = []

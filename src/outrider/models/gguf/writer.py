@@ -1,4 +1,4 @@
-"""Write a GGUF file: the container of ``reader.py``, the other way round. Tensors as float32, float16, bfloat16 or int64."""
+"""Writes a GGUF file, which ``reader.py`` reads. Tensors are float32, float16, bfloat16 or int64."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Assembly that puts numbers together from the bits of their codes, four bytes at a time.
+"""Assembly that makes numbers from the bits of their codes, four bytes at a time.
 
 Conversion is expensive: the compiler's way takes longer than reading 16 bits would. A bfloat16 has 8 bits of exponent and 7
-behind the point, so 0x4300 | n is 128 + n for n below 128. A nibble is (128 + n) - 136; a byte is (128 + its lower seven bits)
-- 128, or - 256 where its sign is set. Floats of few bits are moved to where a bfloat16 has its bits, and a power of two makes
-up for the other bias of the exponent. A table of sixteen numbers stands in registers, from which bytes are picked.
+after the point, so 0x4300 | n is 128 + n for n below 128. A nibble is (128 + n) - 136; a byte is (128 + its lower seven bits)
+- 128, or - 256 where its sign is set. The bits of small floats are moved to their places in a bfloat16, and a power of two
+corrects the bias of the exponent. A table of sixteen numbers is held in registers, from which bytes are picked.
 
 Halves of bytes give four registers of two numbers, the low halves first; whole bytes give two.
 """
@@ -61,10 +61,10 @@ def _e2m1_code() -> str:
 
 @lru_cache(maxsize=32)
 def table_code(levels: tuple[float, ...]) -> str:
-    """What the halves of four bytes stand for in a table of sixteen numbers, each rounded once.
+    """The numbers that the halves of four bytes have in a table of sixteen, each rounded once.
 
-    ``prmt`` picks four of eight bytes, by four places of 3 bits. So the lower and the upper bytes of the first and of the last
-    eight numbers are picked apart, and a place's fourth bit says which of the two counts.
+    ``prmt`` picks four of eight bytes, by four places of 3 bits. So bytes are picked separately from the first and from the
+    last eight numbers, and an index's fourth bit says which pick counts.
     """
     rounded = [_bfloat16(level) for level in levels]
     words = {
@@ -92,7 +92,7 @@ def _word(four: Iterable[int]) -> str:
 
 
 def _bfloat16(number: float) -> int:
-    """Its bits, rounded to the nearest, and to the even one of two."""
+    """The bits of a number as bfloat16, rounded to nearest even."""
     (bits,) = struct.unpack("<I", struct.pack("<f", number))
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
@@ -100,7 +100,7 @@ def _bfloat16(number: float) -> int:
 NIBBLES = tl.constexpr(nibble_code("c", given="mov.b32 c, 0x43084308;"))
 """Halves less 8."""
 ABOVE_ZERO = tl.constexpr(nibble_code("$5"))
-"""Halves less a number of each row's own, 136 and its zero, in the place of 136. $5 and $6 hold it twice each."""
+"""Halves minus a number of each row: 136 plus the row's zero point. $5 and $6 hold it twice each."""
 E2M1 = tl.constexpr(_e2m1_code())
 """Halves that are e2m1 floats."""
 BYTES = tl.constexpr(
@@ -116,7 +116,7 @@ BYTES = tl.constexpr(
         "sub.bf16x2 $1, b, d;",
     )
 )
-"""Bytes that are whole numbers with a sign: what is taken off is 0x4300 with the sign in the right place."""
+"""Bytes that are signed whole numbers. The number subtracted is 0x4300 with the sign bit set accordingly."""
 FLOATS = tl.constexpr(
     _code(
         ".reg .b32 a, b, c, d, e;",

@@ -52,7 +52,9 @@ class Cuts:
         """Refuse a tree that is deeper than the window. Nodes of a tree see one another whatever the window is."""
         shortest = min((each.window for each in self._kinds if each.window), default=0)
         if shortest and not tree.is_chain and tree.num_nodes > shortest and int(tree.depths.max()) >= shortest:
-            raise OptionError(f"a tree of {tree.num_nodes} nodes is deeper than the window of {shortest}; draft less far ahead")
+            raise OptionError(
+                f"a tree of {tree.num_nodes} nodes is deeper than the window of {shortest}; use a shorter draft length"
+            )
 
     def _cut(self, shape: tuple[int, int], num_slots: int, *, is_plain: bool) -> KeySplit:
         config = self._config

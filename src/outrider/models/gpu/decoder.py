@@ -57,7 +57,7 @@ from outrider.models.rope import RotaryTable
 from outrider.models.weights import Weights
 
 _LONGEST, _BEYOND = 1 << 17, 512
-"""Most tokens of a text in captured rounds, and of a tree behind it."""
+"""Most tokens of a text in captured rounds, and of a tree after it."""
 
 
 @final
@@ -218,7 +218,7 @@ class FastDecoder(LayeredTarget, PlacingTarget, StoringTarget):
         route: Route | None = None,
         begun: Resume | None = None,
     ) -> tuple[Stream, dict[int, Tensor]]:
-        """The stream after the last layer, for the tokens of all steps one behind the other, and the tapped states."""
+        """The stream after the last layer, for the tokens of all steps one after the other, and the tapped states."""
         stream = Stream(self._embedded(tokens) if begun is None else begun.hidden.flatten(0, 1).clone())
         tapped: dict[int, Tensor] = {}
         for index in range(0 if begun is None else begun.layer, self.num_layers):

@@ -1,8 +1,8 @@
 """Grouped products over the experts that nodes chose, with matrices of few bits as they are stored.
 
 One kernel serves every form: a decoder turns a tile of codes into numbers, and which one is a compile-time argument. A step
-takes 128 inputs of 64 outputs in two halves, as two codes share a byte. ``HALF`` inputs that follow one another are of the
-first half, as many of the second, and so on.
+takes 128 inputs of 64 outputs in two halves, as two codes share a byte. The first ``HALF`` neighbouring inputs belong to the
+first half, the next ones to the second, and so on.
 
     y = sum over steps of  below x[below] + above x[above]            numbers are rounded once to the type of the inputs
     y = sum over steps of  scale (below x[below] + above x[above])    where a scale belongs to a whole step
@@ -49,12 +49,12 @@ class Decoding:
     decoder: Any
     """The function that does it in the kernel."""
     parts: tuple[Tensor, ...]
-    """Codes, scales and what else there is."""
+    """Codes, scales and other tensors that the function reads."""
     form: tuple[Any, ...]
-    """What the function is compiled for."""
+    """Compile-time arguments of the function."""
     half: int
     after: int = 0
-    """Inputs of a group whose scale multiplies the sum of a whole step; 0 where numbers have their scales already."""
+    """Inputs of a group whose scale multiplies the sum of a whole step; 0 if the numbers are already scaled."""
 
 
 def decoding_of(weight: FewBits, dtype: torch.dtype) -> Decoding:

@@ -1,4 +1,4 @@
-"""Where the pairs of a block of an expert read and write: what all grouped products share."""
+"""Reading and writing the pairs of an expert's block, for all grouped products."""
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false

@@ -6,10 +6,10 @@ one, and added in float32.
 
     y = scale * sum over units u of 128 inputs:  step_u * (codes of w)_u (codes of x)_u
 
-Rows are rounded by a kernel of their own, which costs less than if every program of the product did it. All numbers of rows
-take this product. The sum of a narrow matrix has four parts, each in the order of its units. Programs for few rows take one
-part each, so that there are enough of them. Those for many rows add up several parts, in the order in which the next norm adds
-them. So a row's numbers do not depend on the others.
+A separate kernel rounds the rows, which costs less than rounding in every program of the product. This product serves any
+number of rows. The sum of a narrow matrix has four parts, each in the order of its units. For few rows a program computes one
+part, so that there are enough programs. For many rows it adds up several parts, in the order in which the next norm adds them.
+So a row's numbers do not depend on the others.
 """
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
@@ -35,7 +35,7 @@ _UNIT = tl.constexpr(GROUP)
 _PROGRAMS = 240
 """Programs that a product should have."""
 _TWO_PROGRAMS = 112 * 1024
-"""Bytes of shared memory of which a processor has twice as many."""
+"""Half of the shared memory of a processor, in bytes."""
 _UNITS = 16
 """Units that a program of the rounding kernel takes."""
 

@@ -1,6 +1,4 @@
-"""The gate of a wide product: activation(gate) * up in one kernel, rounded once. For few rows this happens inside their
-product.
-"""
+"""The gate of a wide product: activation(gate) * up in one kernel, rounded once. For few rows the product itself does this."""
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false

@@ -2,9 +2,9 @@
 
     y = sum over groups g of  scale_g * (codes_g x_g)        codes: whole numbers, or e4m3 floats
 
-``quantised_matmul.py`` does the same faster on Hopper, for groups of 128; this is for other devices and groups. An
-e4m3 float becomes one of 32 bits by moving its bits: the exponent then counts from 127 instead of 7, which a factor
-of 2^120 makes right. A whole number is put behind the bits of 2^23, which is quicker than the device's own conversion.
+``quantised_matmul.py`` does the same faster on Hopper, for groups of 128; this is for other devices and groups. An e4m3 float
+becomes a 32-bit float by moving its bits. The bias of the exponent is then 127 instead of 7, which a factor of 2^120 corrects.
+A whole number is placed in the low bits of 2^23, which is faster than the device's own conversion.
 
 Many rows are multiplied by cuBLAS, which wants 16 bits: ``packed_in_sixteen`` writes a matrix out in one reading of its
 codes.

@@ -1,10 +1,10 @@
-"""Products with matrices of 4 bits (``packed.py``): a tile of bytes is two tiles of inputs, every group has its scale.
+"""Products with matrices of 4 bits (``packed.py``). A tile of bytes holds two tiles of inputs, and every group has a scale.
 
     y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
-On Hopper and later numbers are put together from their bits (``code_bits.py``). One sum in the order of the groups, so as in
-``small_batch_matmul.py`` a row's numbers depend neither on the others nor on their number. A zero is taken off before the
-product. Codes that are places in a table (nf4) are looked up; what they stand for is rounded to the type of the inputs.
+On Hopper and later, numbers are made from their bits (``code_bits.py``). An output is one sum in the order of the groups. So,
+as in ``small_batch_matmul.py``, a row's numbers depend neither on other rows nor on their number. A zero point is subtracted
+before the product. Codes that index a table (nf4) are looked up, and the values rounded to the type of the inputs.
 """
 
 # ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals

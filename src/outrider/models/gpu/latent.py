@@ -71,7 +71,7 @@ class LatentHeads(Heads):
         return out.flatten(1)
 
     def _heads(self, down: Tensor, layer: LayerMatrices) -> Tensor:
-        """[.., M, ..] whose first columns are the query heads, possibly in parts yet to be added up."""
+        """[.., M, ..] products whose first columns are the query heads, possibly in parts that must still be added up."""
         if layer.query_up is None or layer.rest.query_norm is None:
             return down
         normed = _normed(down, layer.rest.query_norm, self._latent.norm_eps, layer.rest.qkv_bias)

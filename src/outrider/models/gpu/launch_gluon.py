@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def begin(EARLY: gl.constexpr):  # noqa: N803
-    """Wait for the kernel in front."""
+    """Wait for the previous kernel."""
     if EARLY:
         gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 

@@ -1,4 +1,4 @@
-"""Limits of the device: tiles measured on a large GPU are cut to the shared memory of a small one.
+"""Limits of the device: tiles measured on a large GPU are reduced to fit the shared memory of a small one.
 
 A tile keeps ``num_stages`` copies of its operands in flight. Fewer copies hide less of the memory's latency, and change no
 number. Hopper and later have an engine that fetches tiles, so that threads need not.

@@ -25,7 +25,7 @@ _MOST_ROWS, _MOST_TOKENS = 64, 1 << 19
 
 
 def _begin(batch_size: int) -> int:
-    """Where pages begin behind the lengths. Kernels are compiled for addresses that are multiples of 16 bytes."""
+    """Offset of the pages after the lengths. Kernels are compiled for addresses that are multiples of 16 bytes."""
     return -(-batch_size // 4) * 4
 
 

@@ -1,4 +1,4 @@
-"""Products with the matrices of GGUF files as stored (``planes.py``): numbers are put together in registers, then multiplied.
+"""Products with the matrices of GGUF files as stored (``planes.py``): numbers are made in registers, then multiplied.
 
 A step takes the bytes of four units of 32 inputs. Codes become whole numbers, their scales and offsets floats of 32 bits.
 A weight is rounded once to the type of the inputs, so the numbers are those of the matrix dequantised. The type of storage is
@@ -34,7 +34,7 @@ _STEP = 4 * UNIT
 _ROWS = 16
 """Outputs that a program writes out."""
 _FORM = ("EXTRA", "MIDDLE", "BLOCK", "GROUP", "STEPS", "OFFSETS", "OFFSET_STEPS")
-"""Compile-time arguments that say of what form a matrix is."""
+"""Compile-time arguments that describe the form of a matrix."""
 _HALF = tl.constexpr(UNIT // 2)
 """Bytes of a unit."""
 _BYTES = tl.constexpr(_STEP // 2)
@@ -48,7 +48,7 @@ def planes_tile(kind: Kind, num_rows: int) -> Tile:
 
 @triton.jit
 def _spread(values):
-    """[BN, bytes] of a number for each unit."""
+    """[BN, bytes] one number for each unit, repeated for its bytes."""
     wide = tl.broadcast_to(values[:, :, None], (values.shape[0], values.shape[1], _HALF))
     return tl.reshape(wide, (values.shape[0], _BYTES))
 
@@ -69,7 +69,7 @@ def _upper(high, first, k, depth, is_output, EXTRA: tl.constexpr):
 
 @triton.jit
 def _scale(floats, steps, unit, half, first, num_all, there, BLOCK: tl.constexpr, GROUP: tl.constexpr, STEPS: tl.constexpr):
-    """[BN, units] what a half of each unit is multiplied by, or what is added to it."""
+    """[BN, units] the factor of a half of each unit, or the number added to it."""
     found = tl.load(floats + (unit * 32 // BLOCK)[None, :] * num_all + first[:, None], mask=there, other=0.0).to(tl.float32)
     if STEPS:
         group = (unit * 32 + half * 16) // GROUP
@@ -107,7 +107,7 @@ def _weights(
 
 @triton.jit
 def weights_of_planes(parts, first, k, depth, num_all, is_output, FORM: tl.constexpr):
-    """``_weights`` of the planes ``parts_of`` a matrix, whose form is ``form_of`` it."""
+    """``_weights`` for a matrix given by its planes (``parts_of``) and its form (``form_of``)."""
     low, high, scales, steps, offsets, offset_steps = parts
     below, above = _weights(
         low, high, scales, steps, offsets, offset_steps, first, k, depth, num_all, is_output,
@@ -180,13 +180,13 @@ def _write(
 
 
 def parts_of(weight: Planes) -> tuple[Tensor, ...]:
-    """Its planes; one stands in for those it does not have, which are not read."""
+    """The planes of a matrix. Missing ones are replaced by another, which is not read."""
     planes = (weight.low, weight.high, weight.scales, weight.steps, weight.offsets, weight.offset_steps)
     return tuple(weight.low if plane is None else plane for plane in planes)
 
 
 def form_of(weight: Planes) -> tuple[Any, ...]:
-    """What kernels are compiled for: ``_FORM``."""
+    """The values of ``_FORM`` for a matrix."""
     there = (plane is not None for plane in (weight.steps, weight.offsets, weight.offset_steps))
     return (weight.extra_bits, weight.middle, weight.block_len, weight.group_len, *there)
 

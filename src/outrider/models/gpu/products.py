@@ -32,9 +32,9 @@ _MOST_WIDE = 192
 def multiply(
     x: Tensor, weight: Matrix, kind: Kind, *, exact: bool = False, finish: Finish | None = None, gated: bool | None = None
 ) -> Tensor:
-    """[M, out] from [M, K] and [out, K], or [parts, M, out] yet to be added up where the matrix is narrow. ``exact``: a row's
-    numbers must not depend on how many there are, so our kernels take them all. ``gated`` False: the kind's tile for a matrix
-    without a gate; ``finish``: its bias and activation."""
+    """[M, out] from [M, K] and [out, K]. For a narrow matrix, [parts, M, out] that must still be added up. ``exact``: a row's
+    numbers must not depend on the number of rows, so our kernels take all of them. ``gated`` False takes the kind's tile for a
+    matrix without a gate. ``finish`` is its bias and activation."""
     gated = kind is Kind.GATED if gated is None else gated
     own = finish or (SILU if gated else Finish("none"))
     is_plain = own.bias is None and own.activation == ("silu" if gated else "none")
@@ -67,7 +67,7 @@ def multiply(
 
 
 def _multiply_pieces(x: Tensor, pieces: Sequence[FewBits], kind: Kind, *, exact: bool, finish: Finish, gated: bool) -> Tensor:
-    """Matrices side by side in the result, for those whose products do no more; then bias, gate and activation."""
+    """Products of several matrices, side by side in the result, then bias, gate and activation."""
     y = torch.cat([multiply(x, piece, kind, exact=exact, gated=False) for piece in pieces], -1)
     y = y if finish.bias is None else y + finish.bias
     if gated:
@@ -76,7 +76,7 @@ def _multiply_pieces(x: Tensor, pieces: Sequence[FewBits], kind: Kind, *, exact:
 
 
 def sixteen_bits(weight: FewBits, dtype: torch.dtype) -> Tensor:
-    """[out, in] the numbers of the matrix, column by column as it has them, each rounded once to ``dtype``: cuBLAS wants 16
+    """[out, in] the numbers of the matrix in its own order of columns, each rounded once to ``dtype``, because cuBLAS needs 16
     bits."""
     if isinstance(weight, Planes):
         return written_out(weight, dtype)

@@ -1,17 +1,17 @@
 """Products with matrices of 8 and 4 bits (``packed.py``), at the speed their bytes can be read.
 
-A tensor core does not care in which order it is given the numbers of a sum, as long as both factors come in the same one. So
-every thread takes 16 (or 8) neighbouring bytes of a row as its share of a unit of 128 inputs, and the inputs that belong to
-them. Bytes are not shuffled, neither in memory nor between threads. Units stand in a ring of shared memory, so that the next
-ones are loaded while the present one is multiplied. The first weights are requested before the kernel in front has ended.
+A tensor core may get the numbers of a sum in any order, as long as both factors have the same order. So every thread takes 16
+(or 8) neighbouring bytes of a row as its share of a unit of 128 inputs, and the matching inputs. Bytes are never reordered,
+neither in memory nor between threads. A ring of shared memory holds units, so the next ones are loaded while one is multiplied.
+The first weights are requested before the previous kernel has ended.
 
     8 bits:  y = scale * sum q x          4 bits:  y = sum over groups g of  scale_g * (low_g x_g[:64] + high_g x_g[64:])
 
 A matrix of a checkpoint may have scales for units in 8 bits, too, and zeros in 4. Units of 4 bits may have 64 inputs, and their
 codes may be places in a table.
 
-Numbers are put together from their bits (``code_bits.py``). Every output is one sum in the same order, whatever the number of
-rows. Written in Gluon, since Triton's own language has no say in where a thread's numbers stand; ``int4_matmul.py`` and
+Numbers are made from their bits (``code_bits.py``). Every output is one sum in the same order, whatever the number of rows. The
+kernel is written in Gluon, because Triton's own language cannot place a thread's numbers. ``int4_matmul.py`` and
 ``small_batch_matmul.py`` do the same on other devices.
 """
 
@@ -30,19 +30,21 @@ from outrider.models.gpu.launch_gluon import begin, end
 _CHUNK = gl.constexpr(16)
 """Rows whose inputs are in registers at a time."""
 GROUPED, ZEROS, IN_FLOATS, TABLED = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4), gl.constexpr(8)
-"""What a matrix has: a scale for every unit; in 4 bits a zero for every unit, or places in a table; in 8 bits e4m3 floats."""
+"""Features of a matrix: a scale for every unit; in 4 bits a zero point for every unit, or indices into a table; in 8 bits e4m3
+floats."""
 
 
 @gluon.jit
 def _outputs(num_outputs, SIDES: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """Rows of the matrix that a program multiplies: of a gated one BN gates, then the BN numbers they let through."""
+    """Rows of the matrix that a program multiplies. In a gated matrix: BN gates, then the BN rows of ``up`` that they
+    multiply."""
     index = gl.arange(0, SIDES * BN, LAYOUT)
     return gl.program_id(0) * BN + index % BN + index // BN * num_outputs
 
 
 @gluon.jit
 def _of_units(values, num_outputs, UNITS: gl.constexpr, SIDES: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """Where scales or zeros of the first units stand."""
+    """Addresses of the scales or zero points of the first units."""
     at = values + (gl.arange(0, UNITS, gl.SliceLayout(1, LAYOUT)) * num_outputs * SIDES)[:, None]
     return at + _outputs(num_outputs, SIDES, BN, gl.SliceLayout(0, LAYOUT))[None, :]
 
@@ -57,7 +59,7 @@ def _fetch(ring, at, is_row, unit, stop, stage, LENGTH: gl.constexpr):
 
 @gluon.jit
 def _fetch_scales(ring, at, unit, stop, stage, width):
-    """Load the scales of the next units. They stand unit by unit."""
+    """Load the scales of the next units. They are stored unit by unit."""
     ahead = gl.arange(0, at.shape[0], gl.SliceLayout(1, at.type.layout))
     there = (unit + ahead < stop)[:, None] & (gl.arange(0, at.shape[1], gl.SliceLayout(0, at.type.layout)) >= 0)[None, :]
     async_copy.async_copy_global_to_shared(ring.index(stage), at + unit * width, mask=there)

@@ -2,8 +2,8 @@
 and masks.
 
 Launching the three hundred kernels of a pass takes the host longer than running them takes the device. A captured pass is one
-launch. Shapes are rounded up to a few sizes, so that trees that differ by a node share a graph; the padding is cut off.
-Graphs are made when first needed, share one pool of memory, and are forgotten when the pool of pages has moved.
+launch. Shapes are rounded up to a few sizes, so that trees that differ by a node share a graph; the padding is cut off. Graphs
+are made when first needed and share one memory pool. They are dropped when the pool of pages has moved.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PassShape:
 
 
 def _own_bits(shape: PassShape) -> Tensor:
-    """[B, N, W] words in which every node sees itself: a padding node that saw nothing would be not-a-number, and spread."""
+    """[B, N, W] words in which every node sees itself. A padding node that saw nothing would give NaN, which would spread."""
     words = torch.zeros(shape.batch_size, shape.num_nodes, shape.num_words, dtype=torch.int64)
     for node in range(shape.num_nodes):
         bit = (shape.start + node) % 64
@@ -146,7 +146,7 @@ class PassGraph:
 
 @final
 class PassGraphs:
-    """The graphs of a decoder, which is passed in rather than held: the memory of a circle comes back late."""
+    """The graphs of a decoder. The decoder is passed to each call, because memory in a reference cycle would be freed late."""
 
     def __init__(self) -> None:
         self._graphs: dict[PassShape, PassGraph] = {}

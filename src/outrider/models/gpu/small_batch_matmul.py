@@ -1,8 +1,8 @@
 """Products of a few rows with a large matrix, at the speed the matrix can be read.
 
 The weight is the left operand, so that its rows fill the tensor core's long side and the few activations its short one. The
-gate's activation is done inside the product. A matrix with few outputs is cut along the sum as well, so that enough programs
-read it. Then ``add_norm`` adds up the parts, in their order, with the residual and the norm that comes next.
+gate's activation is computed inside the product. For a matrix with few outputs the sum is cut into parts too, so that enough
+programs read the matrix. Then ``add_norm`` adds up the parts in order, together with the residual and the next norm.
 
     product:   y_c = W_c x_c                       gated: silu(W_gate x) * (W_up x)
     add_norm:  r <- r + sum_c y_c                  n = r / sqrt(mean(r^2) + eps) * g
@@ -35,9 +35,9 @@ from outrider.models.gpu.tile import Tile
 from outrider.models.packed import GROUP, Packed
 
 _FETCHED = 256
-"""Numbers of every output's row that are prefetched before the kernel in front has ended, in a matrix that narrows. Such a
-matrix follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm it costs the norm
-what it brings."""
+"""Numbers of every output's row that are prefetched before the previous kernel has ended, in a matrix with fewer outputs than
+inputs. Such a matrix follows a large product (down follows gate and up), whose last programs leave memory idle. After a norm,
+prefetching slows the norm by as much as it saves."""
 
 _PART_STEP = 256
 """Parts of a sum are so many numbers long, or a multiple: they must not depend on the tile."""
@@ -75,7 +75,7 @@ def product(
     finish: Finish | None = None,
 ) -> Tensor:
     """[M, out] from [M, K] and [out, K]; [parts, M, out] in float32 where the tile has several parts. ``gated`` weights hold
-    gate, then up, and give half as many outputs. ``finish`` is SILU where they are gated and nothing is said."""
+    gate, then up, and give half as many outputs. Without ``finish``, gated weights use SiLU."""
     finish = finish or (SILU if gated else Finish("none"))
     num_rows, depth = x.shape
     num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]

@@ -1,4 +1,5 @@
-"""The end of a sublayer and the beginning of the next, in one kernel: parts, bias, norm and sum, then the norm that follows.
+"""The end of a sublayer and the beginning of the next in one kernel: adds parts and bias, normalises, adds to the residual
+stream, and computes the next norm.
 
     y = (sum of parts + bias),   normalised where the layer says so,   times the residual multiplier
     r <- r + y                   n = norm(r)

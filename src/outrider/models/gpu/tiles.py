@@ -1,4 +1,4 @@
-"""Which tile multiplies which matrix at how many rows. Microseconds of an 8B decoder on an H200, 16 bits inside a pass:
+"""The tile for each matrix and number of rows. Microseconds of an 8B decoder on an H200, with 16 bits inside a pass:
 
     rows           1               64              cuBLAS, 8 and 64    floor
     qkv            14.0            16.1            16.6    16.6        11.7

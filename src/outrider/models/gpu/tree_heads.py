@@ -27,7 +27,7 @@ class Heads(Protocol):
     """The attention heads of a layer."""
 
     def __call__(self, x: Tensor, index: int, layer: LayerMatrices, memory: LayerPages, steps: Sequence[Step]) -> Tensor:
-        """[M, heads * D] output of attention for the nodes of all steps, one step behind the other, from their norm [M, H]. The
+        """[M, heads * D] output of attention for the nodes of all steps, one step after the other, from their norm [M, H]. The
         nodes' keys and values are written to the layer's memory first."""
         ...
 

@@ -1,8 +1,8 @@
 """Choices measured on the device at hand: tiles of products and cuts of attention, kept in a file per device.
 
 What measured best on an H200 is built in (``tiles.py``, ``cut_for``). ``benchmarks/gpu_probe.py --save`` measures the same
-candidates here and writes the best of them; the decoder then takes those, and builds on what is built in elsewhere. Choices
-change speed, not results: the number of parts of a sum is never among them, and invariant numerics do not ask.
+candidates on this device and saves the best. The decoder uses these, and the built-in ones for everything else. Choices change
+the speed, not the results: the number of parts of a sum is never among them, and invariant numerics ignore them.
 
     $OUTRIDER_CACHE, or ~/.cache/outrider, /gpu/<device>.json
 """

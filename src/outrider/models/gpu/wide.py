@@ -1,16 +1,16 @@
 """Products of more than 64 rows, at the speed of the tensor cores: one warp fetches, one or two groups of four
 multiply.
 
-With a hundred rows and more a product is no longer the time to read its matrix. The weights are the left operand, as in
-``small_batch_matmul.py``, 64 outputs to a group of warps. A ring of tiles in shared memory lies between the warp that requests
-them from the copy engine and the groups that multiply. So neither waits while the other has something to do. The first weights
-are asked for before the kernel in front has ended; the activations, which it writes, are not.
+With a hundred rows or more, reading the matrix no longer limits a product. The weights are the left operand, as in
+``small_batch_matmul.py``, with 64 outputs per group of warps. One warp requests tiles from the copy engine into a ring of
+shared memory, and the groups multiply them, so neither waits for the other. The first weights are requested before the previous
+kernel has ended, but not the activations, which that kernel writes.
 
     y_c = W_c x_c                       gated: silu(W_gate x) * (W_up x)
 
 Every output is one sum over k in the order of k, cut into the same parts as in ``small_batch_matmul.py``. So its bits are those
 of a pass of one row. Rows of a program are 64, 128 or 256, alone or with a smaller power of two beside them (192 = 128 + 64).
-``wide_tiles.py`` chooses. Written in Gluon, for Hopper, whose instructions these are.
+``wide_tiles.py`` chooses the tile. The kernel is written in Gluon and uses instructions of Hopper.
 """
 
 # ruff: noqa: N803, N806, RUF005 - kernels write compile-time numbers in capitals, and cannot unpack
@@ -169,7 +169,7 @@ def _multiply(
 
 @gluon.jit
 def _activated(gate, ACTIVATION: gl.constexpr):
-    """``small_batch_matmul.activated`` in this language, for one side; the clamped one is not known here."""
+    """``small_batch_matmul.activated`` in Gluon, for one side. The clamped gate is not supported."""
     gl.static_assert(ACTIVATION < 4)
     if ACTIVATION == 1:
         gate = gate / (1.0 + gl.exp(-gate))
@@ -184,7 +184,7 @@ def _activated(gate, ACTIVATION: gl.constexpr):
 def _store(
     total, up, bias, out, place, sizes, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr, SIDES: gl.constexpr
 ):  # fmt: skip
-    """The totals of some rows, with bias and activation, gated where they come in twos."""
+    """Store the totals of some rows, with bias and activation. Pairs of totals are gated."""
     LAYOUT: gl.constexpr = total.type.layout
     row, output, part = place
     num_rows, num_outputs = sizes

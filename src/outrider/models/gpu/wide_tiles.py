@@ -1,9 +1,9 @@
 """The tile for a product of more than 64 rows (``wide.py``): the one whose programs, distributed evenly, should end first.
 
-A program's step takes as long as its products, of 128 rows at least, and a little more. All programs of one product take the
-same number of steps. Programs are shared out among the processors; the busiest one ends last, and a part of the last turn
-overlaps with what comes next. Fitted to 60 products of an 8B decoder on an H200 (``benchmarks/gpu_probe.py``). The chosen tile
-takes 1.004 times as long as the best one on average, and 1.06 times at most.
+The model of the time: a program's step takes as long as its products (counted as at least 128 rows) and a little more. All
+programs of one product take the same number of steps. Programs are distributed among the processors. The busiest one ends last,
+and a part of its last program overlaps with the next kernel. Fitted to 60 products of an 8B decoder on an H200
+(``benchmarks/gpu_probe.py``). The chosen tile takes 1.004 times as long as the best one on average, and 1.06 times at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS = (64, 96, 128, 160, 192, 256, 288, 320, 384)
 """Rows a program may take: a power of two, alone or with a smaller one."""
 _PROCESSORS = 132
 _MOST_SUMS = 384
-"""Sums of a program by its outputs (two for a gated one): more do not fit into registers."""
+"""Most sums of a program, by its number of outputs. A gated matrix has two sums per output. More do not fit into registers."""
 _LEAST_ROWS = 128
 _OVERHEAD = 4000
 """Overhead of a step, in products."""
@@ -25,7 +25,7 @@ _OVERLAP = 0.25
 
 
 _STEP = 32
-"""Numbers of rows up to the same multiple of it have the same tile: it divides all of ``ROWS``."""
+"""Numbers of rows are rounded up to a multiple of this, which divides all of ``ROWS``, before the tile is chosen."""
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,8 @@
 """Layers over a block of open places: the backbone that DFlash and DSpark share.
 
-A block begins with the newest token; every further place holds a mask token. Places look at each other in both directions,
-and at the target's features, which every layer turns into keys and values by its own matrices, and never into queries.
+A block begins with the newest token, and every further position holds a mask token. Positions attend to each other in both
+directions, and to the target's features. Every layer computes keys and values of the features with its own matrices, but no
+queries.
 
     c(j) = norm(fc [h_a ; h_b ; h_c]_j),      block of t:  b_0 = e(x_{t+1}),  b_k = e(mask)  at positions t + 1 + k
     layer:  Q from b,   K, V from [ c(j), j <= t ; b_0 .. b_K ],        u_k(t) = W_target norm(b_k)
@@ -74,12 +75,11 @@ class BlockHead(Head, ABC):
 
 
 def exported_keys(head: BlockHead, *own: str) -> dict[str, Any]:
-    """What other engines read of every head over a block. The keys in ``own`` are ours alone and are left out."""
+    """Config keys that other engines read of every head over a block, without those in ``own``, which only Outrider has."""
     config = head.config
     if 0 in config.taps:
-        raise OptionError(
-            f"{config.kind} heads that read layers {list(config.taps)} have no other format; train with others than 0"
-        )
+        what = f"{config.kind} heads that read layers {list(config.taps)} cannot be exported, because layer 0 is the embedding"
+        raise OptionError(f"{what}; train with layers from 1 on")
     assert config.layer is not None
     return {
         **{key: value for key, value in plain_keys(head).items() if key not in own},

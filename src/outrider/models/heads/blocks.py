@@ -27,7 +27,7 @@ class ResidualBlocks(nn.Module):
 
     @staticmethod
     def of(module: nn.Module) -> ResidualBlocks:
-        """One of a list of blocks, whose type a module list forgets."""
+        """One block of a module list, with its type."""
         assert isinstance(module, ResidualBlocks)
         return module
 

@@ -1,14 +1,14 @@
 """Chimera: a cheap encoder of the last three tokens, one decoder layer for the whole context, and a head per depth.
 
-The target's deep states say what the text is about; its shallow layers, which mostly mix neighbouring tokens, are replaced by
-a *trigram encoder*. A *full-context encoder*, one decoder layer, lets the newest trigram look at the target's states and at its
-own earlier outputs. Every head reads the target's state and that output side by side. (Zeng et al. 2024, arXiv 2402.15758.)
+A *trigram encoder* replaces the target's shallow layers, which mostly mix neighbouring tokens. A *full-context encoder*, one
+decoder layer, attends from the newest trigram to the target's states and to its own earlier outputs. Every head reads the
+target's state and that output side by side. (Zeng et al. 2024, arXiv 2402.15758.)
 
     g_j = W res([e(x_{j-2}) ; e(x_{j-1}) ; e(x_j)]),         o_k(t) = layer(g_{t+1+k};  h_{<= t}, o_0 .. o_{k-1}, g_{t+1+k})
     q_k(t) = softmax(V_k [h_t ; o_k(t)])
 
-h is the target's last state after its final norm; e the target's embedding, which is not trained. Before the first token of a
-text stands that token again. V_k begins as the target's output matrix, twice.
+h is the target's last state after its final norm; e the target's embedding, which is not trained. The first token of a text is
+repeated before its beginning. V_k is initialised with two copies of the target's output matrix.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""DFlash: a block of open places is filled in one pass of a few layers that see the target's features and each other.
+"""DFlash: one pass of a few layers fills a block of open positions, which attend to the target's features and to each other.
 
-The block begins with the newest token. Every further place holds a mask token and answers for the token *at* that place, as a
-diffusion model with one denoising step does (Chen et al. 2026, arXiv 2602.06036). Places of a block look at each other in both
-directions. What the target knows is injected into every layer: its features, fused and scaled once, become keys and values
-there by the layer's own matrices, and never queries. Embedding and output matrix are the target's.
+The block begins with the newest token. Every further position holds a mask token and predicts the token *at* that position,
+like a diffusion model with one denoising step (Chen et al. 2026, arXiv 2602.06036). Positions of a block attend to each other
+in both directions. The target's features, fused and scaled once, enter every layer as keys and values, made with the layer's
+own matrices. Embedding and output matrix are the target's.
 
     c(j) = norm(fc [h_a ; h_b ; h_c]_j),      block of t:  b_0 = e(x_{t+1}),  b_k = e(mask)  at positions t + 1 + k
     layer:  Q from b,   K, V from [ c(j), j <= t ; b_0 .. b_K ],        q_{k-1}(t) = softmax(W_target norm(b_k))
 
-P-EAGLE (``p_eagle.py``) reads true tokens with their features and lets open places see earlier ones only; here only
-features are remembered. Lossless like all heads: what they say decides only how many guesses are accepted.
+P-EAGLE (``p_eagle.py``) reads true tokens with their features, and its open positions see earlier ones only. Here only features
+are remembered. Lossless like all heads, which decide only how many guesses are accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.models.heads.layer_numbers import as_outputs, from_outputs
 
 @final
 class DflashHead(BlockHead):
-    """Every open place answers for its own token."""
+    """Every open position predicts its own token."""
 
     @property
     def num_places(self) -> int:

@@ -1,14 +1,14 @@
-"""DSpark: DFlash's block, a small head that puts the dependence between its tokens back, and one that knows how sure it is.
+"""DSpark: DFlash's block, with a small head that makes each token depend on the one before, and a confidence head.
 
-The backbone (``block_head.py``) computes the states of all places in one pass. Tokens are then chosen from left to right: a
-low-rank bias adds what the token before says about the next one, which places that are filled at once cannot know. A
-confidence head predicts, before a token is chosen, whether it will be accepted. (DeepSeek-AI 2026, arXiv 2607.05147.)
+The backbone (``block_head.py``) computes the states of all places in one pass. Tokens are then chosen from left to right, with
+a low-rank bias that depends on the token before. A confidence head predicts, before a token is chosen, whether it will be
+accepted. (DeepSeek-AI 2026, arXiv 2607.05147.)
 
     h_k(t) = norm(b_k(t)),     q_k(t) = softmax(W_target h_k + W2 m_k),     m_k from x_{t+1+k} and h_k      (markov.py)
     c_k(t) = sigmoid(w [h_k ; W1[x_{t+1+k}]])  ~  1 - TV(p, q_k)
 
-Drafts start at the block's first place, which holds the newest token; ``sample_from_anchor`` = false is DFlash's layout, in
-which that place says nothing. Lossless like all heads: what they say decides only how many guesses are accepted.
+Drafts start at the block's first position, which holds the newest token. ``sample_from_anchor`` = false is DFlash's layout, in
+which that position predicts nothing. Lossless like all heads, which decide only how many guesses are accepted.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class DsparkKind(HeadKind[DsparkHead]):
         del target_name
         markov = head.markov_head.form
         if form == "vllm" and markov != "vanilla":
-            raise OptionError(f"vLLM reads the vanilla Markov head and this is {markov!r}; use format deepspec")
+            raise OptionError(f"vLLM reads only the vanilla Markov head, and this one is {markov!r}; use format deepspec")
         whole = head.config.draft_vocab_size == head.config.vocab_size
         kept = {name: tensor for name, tensor in state.items() if name != "d2t" or not whole}
         if "lm_head.weight" not in kept:

@@ -1,4 +1,5 @@
-"""EAGLE: one decoder layer continues the target's own features, token by token. EAGLE-1 and EAGLE-3 differ in what goes in.
+"""EAGLE: one decoder layer continues the target's own features, token by token. EAGLE-1 and EAGLE-3 differ in the layer's
+input.
 
 s_k = layer(e(x_{t+1+k}), s_{k-1}),      s_{-1} = fuse(the target's states)_t,      q_k = softmax(readout(s_k))
 """

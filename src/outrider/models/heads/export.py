@@ -7,8 +7,8 @@
     deepspec      DSpark in the layout of DeepSpec's public checkpoints, with any Markov head; vllm is the same for vanilla ones
     apple         ReDrafter as Apple's recurrent drafting reads it; embedding and hidden states are the target's
 
-Layer numbers are the great trap: engines count differently (``layer_numbers.py``). An output matrix is always written: engines
-guess differently without.
+Engines count layers differently (``layer_numbers.py``). An output matrix is always written, because without it engines assume
+different ones.
 """
 
 from __future__ import annotations

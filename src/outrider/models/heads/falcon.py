@@ -1,15 +1,15 @@
 """Falcon: an EAGLE that drafts k tokens per pass, from the last k columns of the text instead of the last one.
 
 A column is the target's feature and the token after it. Two LSTM layers run over the columns, then one decoder layer in which
-the columns of a block see each other. The k columns that end the text answer for the k features that follow; these, with k
-tokens chosen from them, are the columns of the next block. (Gao et al. 2025, arXiv 2412.12639.)
+the columns of a block see each other. The last k columns of the text predict the k features that follow. These, with k tokens
+chosen from them, are the columns of the next block. (Gao et al. 2025, arXiv 2412.12639.)
 
     z_c = LSTM([e(x_{c+1}) ; f_c], z_{c-1}),      f_c = norm(h_L)_c, below the root s
     s_{i}(t) = layer(z_{t-k+1+i};  all columns <= t),  i < k,         q_i = softmax(W_target s_i)  ~  p(t + 1 + i)
     s_{k+i}(t) = layer(z of (s_i, x_{t+2+i});  all columns <= t, and s_0 .. s_{k-1}),                 and so on
 
-Where a text has fewer than k columns, its first one stands for those before it. *Glancing* (``glance``) is for training: some
-columns are replaced by those a block later, so that the others of their block learn what follows from them.
+If a text has fewer than k columns, its first one is repeated. *Glancing* (``glance``) is for training: some columns are
+replaced by those one block later, so that the others of their block learn from the true continuation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The blocks of a Falcon tree, on the host and in a captured round.
 
-Keeps the blocks that were opened: their states, what they carry on and which columns they see. Whoever grows a tree says how
-columns look at the text and at one another (``BlockAttention``).
+Keeps the blocks that were opened: their states, their carried LSTM states, and the columns they see. The caller provides the
+attention of columns to the text and to one another (``BlockAttention``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders of trained heads: made for a target, written, read, and held against the target they are used with.
+"""Folders of trained heads: made for a target, written, read, and checked against the target they are used with.
 
 A folder is complete. It holds copies of the tensors that the heads share with the target (embedding, final norm, output
 matrix), so that it works with any engine that runs the target.
@@ -183,7 +183,9 @@ def _check_tensors(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], fo
         )
     unknown = sorted(set(state) - set(wanted))
     if unknown:
-        raise ModelError(f"{folder}: tensor {unknown[0]!r} belongs to no such heads; fetch config.json and weights again")
+        raise ModelError(
+            f"{folder}: tensor {unknown[0]!r} does not belong to heads of this kind; fetch config.json and weights again"
+        )
     for name, tensor in state.items():
         if tensor.shape != wanted[name].shape:
             raise ModelError(

@@ -1,9 +1,10 @@
-"""FSPAD: EAGLE whose token embedding picks from the feature, and whose layer has one output for logits and one for features.
+"""FSPAD: EAGLE with a token embedding that selects parts of the feature, and a layer with one output for logits and one for
+features.
 
 Two changes to EAGLE-1. *Feature sampling*: the mixture of embedding and feature is widened, and the embedding alone decides how
-much of each wide number passes. *Partial alignment distillation*: the layer ends in two vectors. One is read by the target's
-output matrix and is free; the other is held to the target's next feature and is what the next step continues.
-(Gui et al. 2024, arXiv 2408.15562; sizes, weights and tensor names follow the authors' code, github.com/Luc4Gui/FSPAD.)
+much of each wide number passes. *Partial alignment distillation*: the layer has two output vectors. The target's output matrix
+reads one, which is not otherwise constrained. The other is trained to equal the target's next feature, and is the next step's
+input. (Gui et al. 2024, arXiv 2408.15562; sizes, weights and tensor names follow the authors' code, github.com/Luc4Gui/FSPAD.)
 
     z   = fc [e ; r_{k-1}] + b,        y = z + D (silu(G e) * U norm(z)),         e = e(x_{t+1+k}),  r_{-1} = norm(h_L)_t
     a   = y + attention(y),            [s_k ; r_k] = [a ; a] + mlp(norm(a)),      q_k = softmax(W_target s_k)

@@ -1,12 +1,12 @@
-"""What all trained heads are: from the target's states and the tokens after them to states of their own, and from those to
-logits.
+"""The interface of all trained heads: from the target's states and the tokens after them they compute their own states, and
+from those logits.
 
-Depth k at place t of a text reads the target's states up to t and the tokens up to t + 1 + k. It answers for the token t + 2 +
-k, which the target itself predicts at place t + 1 + k:
+Depth k at place t of a text reads the target's states up to t and the tokens up to t + 1 + k. It predicts the token t + 2 + k,
+which the target itself predicts at place t + 1 + k:
 
     state_k(t) = body(features(<= t), x_{t+1} .. x_{t+1+k}),     q_k(t) = softmax(readout_k(state_k(t)))  ~  p(t + 1 + k)
 
-The same modules are trained on packed texts (``depths``) and run ahead one level of a tree at a time (the drafters).
+The same modules are trained on packed texts (``depths``) and draft one level of a tree at a time (the drafters).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Head(nn.Module, ABC):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def native_levels(self) -> HeadWeights | None:
-        """What a native call grows trees with; None for kinds that it does not know."""
+        """The weights with which a native call grows trees; None for kinds that it does not support."""
         return None
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Head(nn.Module, ABC):
     def glance(self, batch: PackedTexts, share: float) -> PackedTexts:
         """The texts with some positions revealed, about ``share`` times the number of wrong guesses, for kinds that glance."""
         del batch, share
-        raise OptionError(f"{self.config.kind} heads do not glance; leave glance at 0")
+        raise OptionError(f"{self.config.kind} heads cannot learn by glancing; leave glance at 0")
 
     @property
     def frozen(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Hydra: Medusa's heads, each of which also reads the embeddings of the tokens guessed before it.
 
-Its guess then follows from theirs. Hydra++ puts one decoder layer between the target's states and the heads. (Ankner et al.
-2024, arXiv 2402.05109.)
+So each guess depends on those before it. Hydra++ puts one decoder layer between the target's states and the heads. (Ankner et
+al. 2024, arXiv 2402.05109.)
 
     q_k = softmax(W_k res(skip_k(z) + silu(B_k z + b))),      z = [g(h)_t ; e(x_{t+1}) ; .. ; e(x_{t+1+k})]
 
@@ -91,7 +91,7 @@ class HydraHead(Head):
         return HeadWeights(levels=tuple(levels), state_norm=norm, moving="tokens")
 
     def native_prefix(self) -> Weights | None:
-        """The prefix layer as a model that embeds and says nothing; None where there is none."""
+        """The prefix layer as a model without an output matrix; None if there is no such layer."""
         layer = self.prefix.native_weights() if self.config.has_layer else None
         nothing = self.target_norm.weight.data.new_zeros(0, self.config.hidden_size)
         return None if layer is None else Weights(nothing, [layer], self.target_norm.weight.data, nothing)

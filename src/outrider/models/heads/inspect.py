@@ -1,7 +1,7 @@
-"""What a folder of heads is, what serves it, and what is wrong with it: the mistakes that no engine reports.
+"""Describes a folder of heads: its kind, the engines that run it, and mistakes that no engine reports.
 
-A head with a wrong layer, a missing norm or a shifted vocabulary still drafts; its guesses are only never accepted. So the
-folder is held against what its format promises, tensor by tensor.
+A head with a wrong layer, a missing norm or a shifted vocabulary still drafts, but its guesses are never accepted. So the
+folder is compared with its format, tensor by tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a kind of heads is: its module, and how folders of it are described, read and written.
 
-``config.json`` is the plain format that other engines read, plus one block of ours. A kind's file says which keys and which
-tensor names its format has, what public checkpoints call them, and what other engines want to be given. Tensor names of ours
-are the plain format's own, so most kinds rename nothing.
+``config.json`` is the plain format that other engines read, plus one block of ours. A kind's file says which keys and tensor
+names its format has, what public checkpoints call them, and what other engines need. Our tensor names are those of the plain
+format, so most kinds rename nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.models.heads.layer_numbers import default_taps
 
 Module = TypeVar("Module", bound=Head)
 Raw = Mapping[str, Any]
-"""What a ``config.json`` says."""
+"""The contents of a ``config.json``."""
 Exported = tuple[dict[str, Any], dict[str, Tensor]]
 """``config.json`` and tensors of a folder for another engine."""
 
@@ -100,7 +100,7 @@ class HeadKind(ABC, Generic[Module]):
         return int(raw[self.counted_by]) if self.counted_by else None
 
     def problems(self, raw: Raw) -> list[str]:
-        """What a ``config.json`` asks for that is not supported, in words."""
+        """Unsupported settings of a ``config.json``, in words."""
         del raw
         return []
 

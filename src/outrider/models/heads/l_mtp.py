@@ -1,4 +1,4 @@
-"""L-MTP: heads that leap. Head i guesses the token 1 + s (i + 1) places on, so few heads reach far.
+"""L-MTP: heads that skip tokens. Head i guesses the token 1 + s (i + 1) places ahead, so few heads reach far.
 
 The tokens between are those that the same heads predicted one place earlier. With stride 2, the last two states of the target
 together cover every place ahead, and only the heads are computed (Liu et al. 2025, arXiv 2505.17505: "backward decoding").

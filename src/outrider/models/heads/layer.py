@@ -1,12 +1,12 @@
-"""The decoder layer that EAGLE heads and Hydra++'s prefix have, and the three ways its attention is computed.
+"""The decoder layer of EAGLE heads and of Hydra++'s prefix, and the three ways to compute its attention.
 
-In training all places of packed texts go through at once. Step k of EAGLE-3's training-time test looks at the true entries up
-to its own place, and at its own drafted entries of steps 1 .. k. This is what it will do when it drafts (Li et al. 2025, arXiv
-2503.01840):
+In training, all positions of packed texts are computed at once. Step k of EAGLE-3's training-time test attends to the true
+entries up to its own position. It also attends to its own drafted entries of steps 1 .. k, as in drafting (Li et al. 2025,
+arXiv 2503.01840):
 
     softmax over  [ q_k(t) . k_0(j), j <= t ;   q_k(t) . k_i(t), i = 1 .. k ],      rotated as position t + i of step i
 
-While drafting, keys and values stand in a cache: those of committed places first, drafted nodes behind them.
+While drafting, keys and values stand in a cache: those of committed places first, drafted nodes after them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTENTION_MASKED = -1e9
 
 
 class Attending(ABC):
-    """How queries, keys and values [B, heads, N, D] become [B, heads, N, D]."""
+    """Computes attention: [B, heads, N, D] from queries, keys and values of that shape."""
 
     @abstractmethod
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...

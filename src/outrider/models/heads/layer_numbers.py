@@ -1,4 +1,4 @@
-"""Which layers of the target heads read, and how others number them: the only place that knows.
+"""The target layers that heads read, and how other engines number them. Only this file converts between the two.
 
 Here a tap i is the residual stream *entering* layer i, and i = L the last layer's output. The engine vLLM counts the same way.
 SGLang, and DFlash's plain format, count layer *outputs*, so that our i is their i - 1.
@@ -29,6 +29,6 @@ def from_outputs(layers: Sequence[int]) -> list[int]:
 
 
 def both_spellings(taps: Sequence[int]) -> dict[str, Any]:
-    """Keys of an EAGLE ``config.json`` that name the layers for engines of either way of counting."""
+    """Keys of an EAGLE ``config.json`` that name the layers in both ways of counting, one for each engine."""
     nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": as_outputs(taps)}
     return {"eagle_aux_hidden_state_layer_ids": list(taps), "eagle_config": nested, "num_aux_hidden_states": len(taps)}

@@ -1,4 +1,4 @@
-"""What heads without attention are made of, level by level: from these a whole tree is one native call.
+"""The weights of heads without attention, level by level. With them, one native call grows a whole tree.
 
 x(node) = [state ; moving part]      state: the target's; moving part: nothing, embeddings of tokens, or a cell
 cell = act(norm(C [e(token) ; cell above]))   or   act(norm(C cell above + c e(token)))
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 
 class Affine(NamedTuple):
-    """A product, and what is added to it."""
+    """A matrix and a bias."""
 
     weight: Tensor
     bias: Tensor | None = None
 
     @staticmethod
     def of(module: nn.Module) -> Affine:
-        """What a linear module multiplies with, frozen or not."""
+        """The matrix and bias of a linear module, frozen or not."""
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)
         return Affine(weight.data, bias.data if isinstance(bias, Tensor) else None)
@@ -29,7 +29,7 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LevelWeights:
-    """How nodes of one depth are asked."""
+    """The weights for nodes of one depth."""
 
     readout: Tensor
     blocks: tuple[Affine, ...] = ()
@@ -45,7 +45,7 @@ class LevelWeights:
     embedding: Tensor | None = None
     """[V, E]"""
     place: int = 0
-    """Which of the target's newest states, the oldest being 0."""
+    """Index of the target's state among the newest ones; 0 is the oldest."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +54,7 @@ class HeadWeights:
 
     levels: tuple[LevelWeights, ...]
     state_norm: Tensor | None
-    """The target's last norm; None where states come through it."""
+    """The target's last norm; None if states are already normalised."""
     moving: Literal["nothing", "tokens", "cell"] = "nothing"
     keeps_state: bool = True
     """x begins with the state."""

@@ -1,9 +1,9 @@
-"""Heads asked about a tree level by level: what a level needs of the one above it, on the host and in a captured round.
+"""Heads that are evaluated level by level: the state that a level passes to the next, on the host and in captured rounds.
 
     states(level d) = f_d(states above, tokens of level d),      logits(level d) = readout_d(states)
 
-Tensors in, tensors out: nothing here asks the host anything, so the same code grows trees for ``drafters/heads`` and inside
-captured rounds (``device/drafters/heads/slots.py``).
+Only tensors are used, without any work on the host. So the same code grows trees for ``drafters/heads`` and inside captured
+rounds (``device/drafters/heads/slots.py``).
 """
 
 from __future__ import annotations

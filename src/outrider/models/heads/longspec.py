@@ -1,8 +1,9 @@
-"""LongSpec: one layer that looks back at a short window of its own, and at everything through the target's last-layer cache.
+"""LongSpec: one layer that attends to its own short window of tokens, and to the whole text through the target's last-layer
+cache.
 
-Self-attention sees the last ``draft_window`` tokens. Cross-attention has queries of its own, but the keys and values are those
-that the target's last layer keeps anyway, of verified tokens. So what the draft remembers is the same at any length of the
-context. Embedding and output matrix are the target's. (Yang et al. 2025, arXiv 2502.17421.)
+Self-attention sees the last ``draft_window`` tokens. Cross-attention has its own queries, but uses the keys and values that the
+target's last layer keeps anyway, of verified tokens. So the draft's memory does not grow with the context. Embedding and output
+matrix are the target's. (Yang et al. 2025, arXiv 2502.17421.)
 
     a_i = e(x_i) + SA(n1 e(x_j), i - W < j <= i),      c_k(t) = a_{t+1+k} + CA(n2 a_{t+1+k};  K_L, V_L of places <= t)
     s_k(t) = c_k + mlp(n3 c_k),      q_k(t) = softmax(W_target s_k(t))
@@ -10,9 +11,9 @@ context. Embedding and output matrix are the target's. (Yang et al. 2025, arXiv 
 Keys and values of the self-attention depend on tokens alone, so every depth is trained exactly as it drafts. Depth k sees the
 target's entries up to k + 1 places before its own token. (The paper draws one such delay per batch.)
 
-Anchor offsets: while training, positions from a random small one on are moved by one random offset up to ``max_offset``. So
-short texts teach long distances to the first tokens. The target's keys are turned on by the offset; that its deeper states
-would change a little with the distance is left out.
+Anchor offsets: in training, all positions but a few first ones are shifted by one random offset up to ``max_offset``. So short
+texts teach long distances to the first tokens. The target's keys are rotated by the offset. The small change of the target's
+deeper states with the distance is ignored.
 """
 
 from __future__ import annotations

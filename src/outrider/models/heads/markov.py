@@ -1,4 +1,4 @@
-"""DSpark's two small heads: a low-rank bias by the token before, and the chance that a place's guess is accepted.
+"""DSpark's two small heads: a low-rank bias from the previous token, and the probability that a position's guess is accepted.
 
     vanilla   m_k = W1[x_{k-1}]                                              bias_k = W2 m_k
     gated     m_k = sigmoid(G [h_k ; W1[x_{k-1}]]) * W1[x_{k-1}]

@@ -1,8 +1,9 @@
-"""MSD: EAGLE that takes text and images apart. A text column is a feature and a token, a visual one is the image's embedding.
+"""MSD: EAGLE with different inputs for text and images. A text column is a feature and a token, a visual one is the image's
+embedding.
 
-EAGLE mixes the target's feature with the embedding of the token after it, at every column. At an image that mixture has no
-next word to tell: there the layer reads the embedding itself, past the mixing matrix. Training begins with texts alone and
-images come in later. (Lin et al. 2025, MSD, arXiv 2505.14260; github.com/Lyn-Lucy/MSD.)
+EAGLE mixes the target's feature with the embedding of the token after it, at every column. At an image this makes no sense,
+since no next word is predicted there. So the layer reads the image's embedding itself, without the mixing matrix. Training
+begins with texts alone; images are added later. (Lin et al. 2025, MSD, arXiv 2505.14260; github.com/Lyn-Lucy/MSD.)
 
     text column c     fc [e(x_{c+1}) ; s_c]              visual column c     the embedding that the image has at place c + 1
     q = softmax(W_target layer(column))

@@ -1,7 +1,7 @@
-"""Causal multi-token prediction: a chain of decoder layers, each a token further.
+"""Causal multi-token prediction: a chain of decoder layers. Each predicts one token further than the one before.
 
 The layer of a depth reads the state of the depth before it and the token between. Embedding and output matrix are the target's,
-which is trained already and stays as it is. (DeepSeek-V3, arXiv 2412.19437.)
+which is not trained. (DeepSeek-V3, arXiv 2412.19437.)
 
     s_k(t) = layer_k(M_k [n1(e(x_{t+1+k})) ; n2(s_{k-1}(t))]),      s_{-1} = h,      q_k = softmax(W_target norm_k(s_k))
 

@@ -1,7 +1,7 @@
 """Parallel multi-token prediction: a decoder layer per depth, each of which continues the target's last state by itself.
 
-The layers do not see each other's tokens; they share an output matrix. The target is trained already and stays as it is.
-(Gloeckle et al. 2024, arXiv 2404.19737.)
+The layers do not see each other's tokens, and share an output matrix. The target is not trained. (Gloeckle et al. 2024, arXiv
+2404.19737.)
 
     s_k(t) = layer_k(h_L)(t),      q_k = softmax(W norm(s_k))
 

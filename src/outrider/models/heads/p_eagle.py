@@ -1,13 +1,13 @@
-"""P-EAGLE: EAGLE-3's layer drafts a whole block in one pass, from places held open for tokens it does not know yet.
+"""P-EAGLE: EAGLE-3's layers draft a whole block in one pass, with open positions for tokens that are not known yet.
 
 The first place of the block is EAGLE-3's own column: three layers of the target and the token after them. Every further place
 holds a mask token and one learned vector instead of features. It looks at the true columns and at the places of its own block
-before it (Hui et al. 2026, arXiv 2602.01469; vLLM's parallel drafting). Nothing is fed back, so all depths come out together:
-what EAGLE-3 gains by reading its own guesses is given up for one pass instead of K.
+before it (Hui et al. 2026, arXiv 2602.01469; vLLM's parallel drafting). No guess is fed back, so all depths are computed
+together. The guesses do not depend on each other, as EAGLE-3's do, but there is one pass instead of K.
 
     s_0(t) = layers(fc [h_a ; h_b ; h_c]_t, x_{t+1}),   s_k(t) = layers(fc m, mask) at place t + k,   q_k = softmax(W norm(s_k))
 
-Lossless like all heads: what they say decides only how many guesses are accepted.
+Lossless like all heads, which decide only how many guesses are accepted.
 """
 
 from __future__ import annotations

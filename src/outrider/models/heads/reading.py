@@ -37,9 +37,9 @@ def head_config(raw: Mapping[str, Any], *, origin: str, num_layers: int = 0) -> 
     except ModelError as error:
         raise ModelError(f"{origin}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{origin}: config.json lacks or garbles {error}; fetch the heads again") from error
+        raise ModelError(f"{origin}: config.json has no valid {error}; fetch the heads again") from error
     if kind.num_taps > 1 and len(config.taps) == 1:
-        raise ModelError(f"{origin}: {kind.name} reads several layers of the target and taps = {list(config.taps)}; name three")
+        raise ModelError(f"{origin}: {kind.name} reads three layers of the target, and taps = {list(config.taps)}; name three")
     if (config.target_layers + 1 in config.taps) != kind.reads_cache and config.taps:
         raise ModelError(f"{origin}: taps = {list(config.taps)} are not what {kind.name} heads read; leave them out")
     return config

@@ -1,4 +1,4 @@
-"""Recurrent heads: a small state that takes in one token after the other, without attention.
+"""Recurrent heads: a small state that reads one token after the other, without attention.
 
 s_k = advance(s_{k-1}, x_{t+1+k}),      s_{-1} = begin(the target's last state),      q_k = softmax(readout(s_k))
 """

@@ -1,4 +1,4 @@
-"""ReDrafter: one recurrent cell for all depths, whose state stands beside the target's when the next token is read off.
+"""ReDrafter: one recurrent cell for all depths. The next token is predicted from its state and the target's, side by side.
 
 (Zhang et al. 2024, arXiv 2403.09919.)
 

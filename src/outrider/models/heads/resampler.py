@@ -1,4 +1,4 @@
-"""A few vectors in the place of an image's many: learned queries look at all of them (ViSpec, and an expert of SpecVLM)."""
+"""Replaces an image's many vectors by a few: learned queries attend to all of them (ViSpec, and an expert of SpecVLM)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SpecVLM: EAGLE whose visual columns go through a compressor that is chosen by the question.
 
-Several experts shorten the columns of an image in their own ways. A gate reads the image and the question behind it, and picks
+Several experts shorten the columns of an image in their own ways. A gate reads the image and the question after it, and picks
 one of them: with Gumbel noise and a straight-through gradient in training, the likeliest while drafting. (Huang et al. 2025,
 SpecVLM, arXiv 2509.11815. Its code was not read: shapes of the experts and the gate are ours.)
 
@@ -219,7 +219,7 @@ class SpecvlmKind(VisualKind[SpecvlmHead]):
         names, ratio = names_in(raw.get("visual_experts", DEFAULT_EXPERTS)), int(raw.get("visual_ratio", 4))
         bad = next((name for name in names if name not in EXPERTS), None)
         if bad is not None:
-            raise ModelError(f"visual_experts: {bad!r} is not one; {nearest(bad, EXPERTS)}")
+            raise ModelError(f"visual_experts: {bad!r} is not an expert; {nearest(bad, EXPERTS)}")
         if not names or ratio < 1:
             raise ModelError(
                 f"visual_experts = {list(names)}, visual_ratio = {ratio} are not valid; name one, and use 1 or more"

@@ -1,6 +1,6 @@
-"""Trained heads that say fewer tokens than they learned to: the rows of the others are left out (FR-Spec, arXiv 2502.14856).
+"""Restricts trained heads to fewer tokens, by leaving out the rows of the others (FR-Spec, arXiv 2502.14856).
 
-Nothing is learned again. What is left out was rarely guessed, and the output matrix is much of what heads cost.
+Nothing is trained again. The dropped tokens were rarely guessed, and the output matrix is much of the heads' cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def trimmed(head: Head, ids: Tensor) -> Head:
     config, kind = head.config, KINDS[head.config.kind]
     kept = torch.isin(head.target_ids.cpu(), ids).nonzero()[:, 0]
     if not len(kept):
-        raise OptionError(f"{config.kind} heads cannot say any of these tokens; choose them from text of the heads' target")
+        raise OptionError(f"{config.kind} heads cannot produce any of these tokens; choose them from text of the heads' target")
     size = len(kept)
     ours = config.raw.get("outrider", {})
     own = {key: value for key, value in ours.items() if key not in TARGET_FOLDER_KEYS}  # the folder is complete

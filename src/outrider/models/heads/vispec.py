@@ -1,8 +1,8 @@
-"""ViSpec: an image enters the draft as one vector, and a second vector of it accompanies all text behind it.
+"""ViSpec: an image enters the draft as one vector, and a second, global vector of it is added to all text after it.
 
-A shallow layer that looks at hundreds of alike visual columns loses the few that matter. So learned queries look at the image's
-embeddings once: all but the last of them become the image's columns, and the last is a global vector g. Every text column
-behind the image reads g beside the feature. (Kang et al. 2025, ViSpec, arXiv 2509.15235; github.com/KangJialiang/ViSpec.)
+A shallow layer that attends to hundreds of similar visual columns misses the few that matter. So learned queries attend to the
+image's embeddings once. All results but the last become the image's columns, and the last is a global vector g. Every text
+column after the image reads g beside the feature. (Kang et al. 2025, ViSpec, arXiv 2509.15235; github.com/KangJialiang/ViSpec.)
 
     [v_1 .. v_{n-1} ; g] = W_o attention(queries, W_k E, W_v E)           E: the image's embeddings;  v at its last columns
     text column c        = fc [e(x_{c+1}) ; W_g [s_c ; g]]                W_g begins as [1 ; 0];  g is that of the newest image

@@ -1,4 +1,4 @@
-"""What heads for vision-language targets share: which columns are an image's, and what a layer reads in their place.
+"""The base of heads for vision-language targets: finds the columns of images, and replaces the layer's input there.
 
 A column is (the target's state at a place, the token after it). A column is visual where that token is an image's placeholder.
 The target's first tap is the input of its first layer, which at such a place is the image's embedding. So heads that read taps

@@ -1,8 +1,8 @@
 """One model divided among processes, with the same interface as a whole one.
 
-``load_parallel`` divides a target by heads, MLP columns and vocabulary rows (``share.py``). Half layers end in a sum over
-ranks (``rank_sums.py``, ``link.py``). ``load_layers_apart`` divides a draft by layers, which run at once (``fuzzy.py``). Both
-start the followers and return the leader's target, and everything above a target stays as it is.
+``load_parallel`` divides a target by heads, MLP columns and vocabulary rows (``share.py``). Attention and MLP each end in a sum
+over ranks (``rank_sums.py``, ``link.py``). ``load_layers_apart`` divides a draft by layers, which run at once (``fuzzy.py``).
+Both start the followers and return the leader's target, and everything above a target stays as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A follower's process: read the share, then do what the leader says until it is gone.
+"""A follower's process: read the share of the model, then do what the leader says until the leader is gone.
 
 python -m outrider.models.parallel.follower        started by ``team.py``; messages come through standard input
 """

@@ -1,8 +1,8 @@
-"""The wires between the ranks of a divided model: a process group of its own, beside any that a program already has.
+"""Communication between the ranks of a divided model, in a process group separate from any other of the program.
 
-A sum over ranks is gathered and added in rank order, on every rank alike. So its bits depend neither on the number of values
-nor on timing, as those of a ring do: what shares a pass cannot change them. NCCL connects GPUs, one per rank; gloo connects
-everything else (CPUs, or several ranks on one GPU).
+A sum over ranks is gathered and then added in rank order, on every rank alike. So its bits do not depend on timing, on the
+number of values or on what shares a pass, as those of a ring would. NCCL connects GPUs, one per rank; gloo connects everything
+else (CPUs, or several ranks on one GPU).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from outrider.models.rank_sums import Joint
 from outrider.models.share import Share
 
 PATIENCE = timedelta(seconds=120)
-"""Longest that a rank waits for another inside a pass; a rank that died is noticed at once."""
+"""Longest time that a rank waits for another inside a pass. A dead rank is noticed at once."""
 _HOST = "127.0.0.1"
 _dist: Any = dist
-"""Groups and stores by their own names, which the type stubs do not export."""
+"""PyTorch's module of process groups, whose names the type stubs do not export."""
 
 
 def open_store() -> Any:
-    """Where the ranks of one machine find each other; ``port`` names it."""
+    """The store through which the ranks of one machine find each other, at ``port``."""
     return _dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
 
 
@@ -35,19 +35,19 @@ def find_store(port: int) -> Any:
 
 
 def backend_of(device: torch.device, size: int) -> str:
-    """NCCL wants a GPU for every rank."""
+    """The communication library: NCCL if every rank has its own GPU, else gloo."""
     return "nccl" if device.type == "cuda" and torch.cuda.device_count() >= size else "gloo"
 
 
 @final
 class Link(Joint):
-    """One rank's end of the wires. Built before the others are there; ``connect`` waits for them."""
+    """One rank's connection to the others. It is made before the others exist; ``connect`` waits for them."""
 
     def __init__(self, share: Share, vocab_size: int, *, is_wired: bool = True) -> None:
         self.share, self.rank, self.is_wired = share, share.rank, is_wired
         self.spans = [Share(rank, share.size).span(vocab_size) for rank in range(share.size)]
         self.on_tell: Callable[[str, Sequence[Any]], object] = lambda *_: None
-        """How the followers of this rank are told what to do."""
+        """Called to tell the followers of this rank what to do."""
         self._group: Any = None
 
     def connect(self, store: Any, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Link(Joint):
         self.on_tell(verb, arguments)
 
     def abort(self) -> None:
-        """End what waits for a rank that is gone, kernels of captured rounds too."""
+        """Abort everything that waits for a rank that is gone, also kernels of captured rounds."""
         if self._group is not None:
             self._group.abort()
 

@@ -1,7 +1,8 @@
 """One rank of a divided model: its share of the weights, its part of every cache, and what it does when it is told to.
 
-Every rank runs the same calls in the same order; ``Rank`` is those calls. The leader calls its own after it told the others
-(``target.py``); a follower calls what it was told (``follower.py``). Caches have numbers, since no rank sees another's.
+Every rank runs the same calls in the same order. ``Rank`` has these calls. The leader first tells the others, then makes its
+own call (``target.py``); a follower makes the calls it is told (``follower.py``). Caches have numbers, because no rank sees
+another's caches.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from outrider.models.weights import read_weights
 
 
 class RankShare(Division, Protocol):
-    """What a rank holds of a model."""
+    """A rank's share of a model."""
 
     def check(self, config: ModelConfig) -> None:
         """Refuse a model that cannot be divided so."""
         ...
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """The part as a model of its own."""
+        """The config of this share, as if it were a whole model."""
         ...
 
 
 @dataclass(frozen=True)
 class Opening(ABC):
-    """Which model is opened, and how: the same on every rank."""
+    """The model to open, and its options, the same on every rank."""
 
     path: str
     size: int
@@ -173,7 +174,7 @@ class Rank:
         self.model = opening.model(config, weights, self.link)
         self.caches: dict[int, Cache] = {}
         self._logits = torch.zeros(0)
-        """Its columns of the latest scores."""
+        """This rank's columns of the latest scores."""
         self._lent: list[list[int]] = []
         self._rounds: dict[int, Any] = {}
         self._graphs: Any = None
@@ -181,7 +182,7 @@ class Rank:
 
     @property
     def is_led(self) -> bool:
-        """Whether the first rank keeps the books of its pages, and captured rounds tell it what to read."""
+        """Whether the first rank manages its pages, and captured rounds tell it what to read."""
         return self.model.traits.can_be_captured
 
     def lend(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
@@ -193,16 +194,16 @@ class Rank:
         cache.lengths = list(lengths)
 
     def give_back(self) -> None:
-        """Forget lent pages. Whether they are in use is in the first rank's books, so they are not released here."""
+        """Forget lent pages. The first rank counts their users, so they are not released here."""
         for row in self._lent:
             row.clear()
 
     def write(self, verb: str, arguments: Sequence[Any]) -> None:
-        """A follower that is led does to its pages what was done to the first rank's beside passes."""
+        """Repeat on a led follower's pages an operation that the first rank did on its own, outside passes."""
         vars(PagePool)[verb](self._pool, *arguments)
 
     def capture(self, key: int, spec: Any) -> None:
-        """A follower that is led captures its part of a round, under a name. What it was told knows how."""
+        """A led follower captures its part of a round, under a name. The message says how."""
         if not self._rounds:  # a pool goes with the last graph that used it
             self._graphs = torch.cuda.graph_pool_handle()
         made = self._rounds[key] = spec.followed(self.model)

@@ -33,7 +33,8 @@ def stored_share(path: Path, config: ModelConfig, share: Share, device: torch.de
 
 
 def _on_cpu(path: Path, config: ModelConfig, share: Share) -> Weights:
-    """Rows stay where they are. Those of the embedding are floats, since they are summed over ranks."""
+    """A share for a CPU. Rows stay where they are stored. Those of the embedding are floats, because they are summed over
+    ranks."""
     if path.suffix == ".gguf":
         file = memory = read_gguf(str(path))
         source, embedding = stored_tensors(file), file.tensor(EMBEDDING)
@@ -48,8 +49,8 @@ def _on_cpu(path: Path, config: ModelConfig, share: Share) -> Weights:
 def packed_share(
     path: Path, config: ModelConfig, share: Share, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> Weights:
-    """For a GPU, with activations in ``dtype``. A matrix is cut when its layer has been read, so a rank never holds more than
-    that layer beyond its part."""
+    """A rank's weights for a GPU, with activations in ``dtype``. Matrices are cut layer by layer, so a rank never holds more
+    than one whole layer beside its part."""
     if path.suffix == ".gguf":
         source, rows = planes_source(read_gguf(str(path)), device, dtype)
     else:

@@ -1,14 +1,14 @@
 """The leader's view of a divided model: a target like any other, whose passes run on every rank.
 
-What the engine asks of it is told to the followers first and done here second. Changes of caches are told with the next pass:
-a round is one message, and one more for the choice. A draft model is whole on the leader, so drafting is told to nobody.
+Each call is first sent to the followers, then run here. Changes of caches are sent with the next pass, so a round is one
+message, and one more for the choice. A draft model is whole on the leader, so drafting sends nothing.
 
 The choice among the vocabulary needs no gathered logits if only a temperature shapes them (greedy included). Every rank finds
 its best column, and the best of those is the choice. Everything else (top-k, top-p, penalties, grammars, log probabilities,
 drafters that read scores) gathers the logits when it looks at them.
 
-On GPUs with NCCL every rank runs the fast decoder. Passes are then captured graphs with their sums over ranks, and so are whole
-rounds (``gpu/shared_round.py``). The leader keeps the books of all pages: followers are told them with each pass.
+On GPUs with NCCL every rank runs the fast decoder. Passes, with their sums over ranks, are then captured graphs, and so are
+whole rounds (``device/shared_round.py``). The leader manages all pages, and followers get the page numbers with each pass.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
         return self._rank.model
 
     def _lead(self) -> None:
-        """Tell the followers what happens to pages, and what rounds are captured and launched."""
+        """Tell the followers about changes of pages, and about rounds that are captured and launched."""
         link, team, pool = self._rank.link, self._team, cast(Any, self._rank.model).pool
         pool.told = lambda verb, arguments: team.note("write", (verb, arguments))
         link.on_tell = lambda verb, arguments: (team.note if verb in ("forget", "lend") else team.tell)(verb, arguments)
@@ -117,7 +117,7 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
         return self.run("logits", hidden.cpu())
 
     def do(self, verb: str, *arguments: Any) -> None:
-        """A call that needs no other rank: told with the next pass."""
+        """A call that needs no other rank. It is sent with the next pass."""
         self._team.note(verb, arguments)
         self._team.guarded(self._rank, verb, arguments)
 
@@ -158,7 +158,7 @@ class ParallelTarget(LayeredTarget, WatchedTarget):
 
 @final
 class MirroredCache(Cache):
-    """A cache that every rank holds its heads of, by number. Lengths are the same everywhere."""
+    """A cache by its number. Every rank holds the keys and values of its own heads. Lengths are the same everywhere."""
 
     def __init__(self, target: ParallelTarget, number: int) -> None:
         self._target, self.number = target, number

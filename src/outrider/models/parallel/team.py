@@ -1,8 +1,8 @@
 """The followers of a divided model: processes of this machine that the leader starts, tells what to do and watches.
 
 A follower reads messages from its standard input and answers once, when its weights are read. It ends when the pipe does, so
-none outlives its leader. A rank that dies breaks the pass that waits for it; the leader then finds out which one it was, ends
-the others, and says so in every later call. Nothing is restarted: what the dead rank held is gone.
+none outlives its leader. If a rank dies, the pass that waits for it fails. The leader then finds out which rank it was, ends
+the others, and reports it in every later call. Nothing is restarted, because the dead rank's caches are lost.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class RankTeam:
             self._explain(error)
 
     def note(self, verb: str, arguments: Sequence[Any]) -> None:
-        """Told with the next ``tell``."""
+        """Queue a message for the followers, sent with the next ``tell``."""
         self._notes.append((verb, arguments))
 
     def tell(self, verb: str, arguments: Sequence[Any]) -> None:
-        """Told now: the followers begin while the leader does."""
+        """Send a message now, so that the followers begin together with the leader."""
         if self._loss is not None:
             raise RankError(self._loss)
         message = [self._notes.popleft() for _ in range(len(self._notes))] + [(verb, arguments)]
@@ -78,7 +78,7 @@ class RankTeam:
             self._explain(error)
 
     def guarded(self, leader: Rank, verb: str, arguments: Sequence[Any]) -> Any:
-        """The leader's own part of a call. One that fails leaves the others waiting, so the model ends with it."""
+        """Run the leader's own part of a call. If it fails, the others would wait forever, so the model ends."""
         try:
             return vars(Rank)[verb](leader, *arguments)
         except BaseException as error:
@@ -98,7 +98,7 @@ class RankTeam:
         self._closed()
 
     def _explain(self, error: BaseException) -> None:
-        """Say whose fault a broken pass was, if a rank died; raise the error itself if none did."""
+        """Raise an error that names the rank that died; if none did, raise the original error."""
         deadline = time.monotonic() + _NOTICE_S
         while self._loss is None and time.monotonic() < deadline:
             gone = next((one for one in self.followers if one.process.poll() is not None), None)
@@ -121,7 +121,7 @@ def _end_all(followers: Sequence[Companion]) -> None:
 
 
 def watch(team: RankTeam, say: Any) -> threading.Thread:
-    """A thread that calls ``say`` with the name of a follower that dies."""
+    """Start a thread that calls ``say`` with the name of a follower that dies."""
 
     def look() -> None:
         found = team.wait_for_loss()

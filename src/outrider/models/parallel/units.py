@@ -1,7 +1,8 @@
-"""Inputs that stay together where matrices of few bits are divided, and models that cannot be divided so.
+"""The groups of inputs that must stay together when matrices of few bits are divided among ranks.
 
-Inputs that share a scale are not parted: then codes and scales of a rank are those of the whole matrix. Heads divide evenly, so
-the heads of a rank together must be whole groups. Columns of an MLP are handed out in whole groups, so ranks may differ by one.
+Inputs that share a scale stay together, so that a rank's codes and scales are those of the whole matrix. Heads divide evenly,
+so the heads of a rank must make up whole groups. Columns of an MLP are divided in whole groups, so ranks may differ by one
+group.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _HEADS, _COLUMNS = ("attn_output", "o_proj"), ("ffn_down", "ffn_down_exps", "dow
 
 
 class Units(NamedTuple):
-    """Neighbouring inputs that stay together, behind heads and behind columns of an MLP."""
+    """Number of neighbouring inputs that stay together: after attention, and after an MLP's columns."""
 
     heads: int = 1
     columns: int = 1
@@ -66,7 +67,7 @@ def kept_by_auto(path: Path, place: torch.device) -> bool:
 
 
 def _columns(config: ModelConfig) -> dict[str, int]:
-    """Sizes of what is divided by columns."""
+    """Sizes of the MLPs, which are divided by columns."""
     experts = config.experts
     found = {"MLP columns": config.mlp_size} if experts is None or not all(experts.layers) else {}
     if experts is not None:

@@ -5,6 +5,6 @@
     tensors.read(name)                    a matrix dequantised, the reference
     tensors.matrix(name)                  the same as codes and scales, for products that take them as they are
 
-One module per format. All of them come to the same thing, which ``matrix.py`` describes. A new format is a module and a line in
+There is one module per format. Each reads its matrices into the form of ``matrix.py``. A new format is a module and a line in
 ``formats.py``.
 """

@@ -4,7 +4,7 @@
     qzeros   [groups, out / 8]   int32, likewise
     scales   [groups, out]       w[o, i] = scale[g, o] * (q[i, o] - zero[g, o])
 
-Outputs 0 to 7 stand in a word in the order 0 2 4 6 1 3 5 7, which suits a conversion of two numbers at a time.
+A word holds outputs 0 to 7 in the order 0 2 4 6 1 3 5 7, which suits a conversion of two numbers at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.models.quantised.matrix import Quantised
 from outrider.models.quantised.words import codes_in, signed
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where outputs 0 to 7 stand in a word."""
+"""The places of outputs 0 to 7 in a word."""
 _BITS = 4
 
 
@@ -31,7 +31,7 @@ class AWQ(Format):
     """AWQ as AutoAWQ writes it."""
 
     group_len: int
-    """-1: all inputs of an output are one group."""
+    """Inputs of a group; -1 if all inputs of an output are one group."""
 
     @staticmethod
     def of(settings: Settings) -> AWQ:

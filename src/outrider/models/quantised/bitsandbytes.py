@@ -5,9 +5,9 @@
             weight.quant_map [16]                 what the codes stand for: normal-float or fp4 numbers
             weight.absmax [n / 64]                w = quant_map[code] * absmax of its 64
 
-With double quantisation absmax itself is codes: ``nested_quant_map[code] * nested_absmax of its 256``, plus an offset that
-``quant_state`` says, as JSON. The int8 path of the library also multiplies inputs that stand out in 16 bits, which needs none
-of that here: inputs are not rounded where weights are dequantised.
+With double quantisation absmax is stored as codes: ``nested_quant_map[code] * nested_absmax of its 256``, plus an offset in
+``quant_state``, as JSON. The library's int8 path treats outlier inputs apart, in 16 bits. That is not needed here, because
+inputs are not rounded where weights are dequantised.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FourBits(Format):
         return True
 
     def matrix(self, parts: Parts) -> Quantised | None:
-        """Where blocks are groups of inputs: bitsandbytes cuts the flattened matrix."""
+        """Available if blocks are groups of inputs, since bitsandbytes cuts the flattened matrix into blocks."""
         state, packed = _state(parts), parts[".weight"].flatten()
         (num_outputs, num_inputs), size = state["shape"], int(state["blocksize"])
         if num_inputs % size:
@@ -106,7 +106,7 @@ def _absmax(parts: Parts, state: dict[str, Any]) -> Tensor:
 
 
 def _state(parts: Parts) -> dict[str, Any]:
-    """What bitsandbytes wrote beside a matrix: its shape, block sizes and offset."""
+    """The settings that bitsandbytes wrote beside a matrix: its shape, block sizes and offset."""
     found = next((parts[name] for name in _STATES if name in parts), None)
     if found is None:
         raise ModelError("a matrix has no quant_state beside it; save the checkpoint again with bitsandbytes 0.41.3 or later")
@@ -114,7 +114,7 @@ def _state(parts: Parts) -> dict[str, Any]:
 
 
 def of(settings: Settings) -> EightBits | FourBits:
-    """The format that the settings of a checkpoint say."""
+    """The format for a checkpoint with these settings."""
     if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
         return EightBits()
     return FourBits(str(settings.get("bnb_4bit_quant_type", "fp4")))

@@ -9,7 +9,7 @@
 
     w = scale * (code - zero)
 
-What the checkpoint asks of activations (W8A8) is left out: only the weights are rounded here.
+Quantisation of activations (W8A8), if the checkpoint asks for it, is ignored: only the weights are rounded here.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Compressed(Format):
         return zeros if bool(zeros.any()) else None
 
     def _per_output(self, values: Tensor, num_outputs: int) -> Tensor:
-        """[out, groups] of what stands once a matrix, output, group or block."""
+        """[out, groups] of a tensor with one number per matrix, output, group or block."""
         if self.block is not None:
             return spread_blocks(values, num_outputs, self.block[0])
         if values.numel() == 1:
@@ -122,7 +122,7 @@ class Compressed(Format):
 
 
 def _scheme(settings: Settings) -> tuple[str, Mapping[str, Any]]:
-    """The layout, and how weights are quantised: the same for every matrix that is."""
+    """The layout, and how weights are quantised, which must be the same for all quantised matrices."""
     layout = str(settings.get("format"))
     groups = [dict(group) for group in dict(settings.get("config_groups") or {}).values()]
     layouts = {str(group.get("format") or layout) for group in groups}
@@ -137,5 +137,5 @@ def _scheme(settings: Settings) -> tuple[str, Mapping[str, Any]]:
 
 
 def _shape(scheme: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a scheme says how its tensors are laid out."""
+    """The part of a scheme that determines the layout of its tensors."""
     return tuple(scheme.get(key) for key in ("num_bits", "type", "strategy", "group_size", "block_structure"))

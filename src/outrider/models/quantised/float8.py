@@ -1,13 +1,13 @@
 """A model whose products multiply e4m3 floats on a GPU (``dtype="w8a8"``): weights and inputs are rounded to 8 bits.
 
 Matrices of an FP8 checkpoint keep their codes and scales. Others are rounded, with a scale for every output. Inputs are rounded
-in every product, 128 neighbours of a row with a power of two between them and their codes.
+in every product. 128 neighbouring inputs of a row share a scale, a power of two.
 
     w ~ scale * code      scale = largest / 448
     x ~ step * code       step = the power of two for which largest / step is in 224 .. 448
 
-It changes the model: its own plain decoding is the reference of speculation on it. Embedding and head keep 16 bits, and so do
-matrices whose inputs do not come in groups of 128. Experts have inputs of 16 bits. The products are in
+This changes the model: speculative text equals the rounded model's own plain decoding. Embedding and head keep 16 bits, and so
+do matrices whose inputs do not come in groups of 128. Experts have inputs of 16 bits. The products are in
 ``gpu/float8_matmul.py``; on a CPU the same option multiplies whole numbers (``weight_rounding.py``).
 """
 

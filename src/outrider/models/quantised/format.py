@@ -1,4 +1,4 @@
-"""What a format of quantised checkpoints declares: the names of a matrix's tensors, and what they mean."""
+"""The interface of a quantisation format: the names of a matrix's tensors, and how they are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Settings: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Names:
-    """How the tensors of a quantised matrix are called: all of them begin alike."""
+    """Endings of the names of a quantised matrix's tensors, which share their beginning."""
 
     marker: str
     """The ending that only a quantised matrix has."""
@@ -35,7 +35,7 @@ class Format(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """The format in words, with what matters of its settings."""
+        """The format in words, with its main settings."""
 
     @property
     @abstractmethod
@@ -44,11 +44,11 @@ class Format(ABC):
     @property
     @abstractmethod
     def codes(self) -> tuple[str, int]:
-        """The ending of the tensor that holds the codes of a matrix, and how many of them one of its numbers holds."""
+        """The ending of the tensor with the codes of a matrix, and the number of codes in each of its elements."""
 
     @property
     def stays(self) -> bool:
-        """Whether a CPU multiplies the codes as they are: whole numbers (``stored.py``)."""
+        """Whether a CPU can multiply the codes as they are, because they are whole numbers (``stored.py``)."""
         return True
 
     @property
@@ -58,7 +58,7 @@ class Format(ABC):
 
     @property
     def packs(self) -> bool:
-        """Whether a GPU multiplies the codes as they are (``packed_rows.py``)."""
+        """Whether a GPU can multiply the codes as they are (``packed_rows.py``)."""
         return self.stays
 
     @property

@@ -1,4 +1,4 @@
-"""Which format a checkpoint is quantised in, by the ``quant_method`` of its config.json."""
+"""Finds the format of a quantised checkpoint by the ``quant_method`` of its config.json."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def format_of(raw: Mapping[str, Any]) -> Format | None:
     try:
         return FORMATS[method_of(raw)](settings)
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        what = f"quantization_config of config.json cannot be understood ({type(error).__name__}: {error})"
+        what = f"quantization_config of config.json cannot be read ({type(error).__name__}: {error})"
         raise ModelError(f"{what}; fetch the file again") from error
 
 
 def unknown_method(raw: Mapping[str, Any]) -> str | None:
-    """What the checkpoint is quantised in, and the nearest format that is read here; None for those that are."""
+    """The name of a format that is not supported here, and the nearest one that is; None for supported formats."""
     method = method_of(raw)
     if not _settings(raw) or method in FORMATS:
         return None
@@ -54,6 +54,6 @@ def method_of(raw: Mapping[str, Any]) -> str:
 
 
 def _settings(raw: Mapping[str, Any]) -> Settings:
-    """How a config.json says its checkpoint is quantised; nothing where it is not."""
+    """The quantisation settings of a config.json; empty if the checkpoint is not quantised."""
     found = raw.get("quantization_config") or raw.get("compression_config") or {}
     return found if isinstance(found, Mapping) else {}

@@ -4,8 +4,8 @@
     weight_scale_inv  [out / 128, in / 128]   w = code * scale_inv of its block (DeepSeek, Qwen)
     weight_scale      [out, 1] or []          w = code * scale (FBGEMM, one scale a matrix)
 
-Despite its name ``weight_scale_inv`` is multiplied. Activations are not quantised here, also where the checkpoint asks its own
-library for it (``activation_scheme``): only the weights are rounded.
+Despite its name ``weight_scale_inv`` is multiplied. Activations are not quantised here, even if the checkpoint asks for it
+(``activation_scheme``): only the weights are rounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FP8(Format):
     """FP8 with scales in blocks, or per output or matrix."""
 
     block: tuple[int, int] | None
-    """Outputs and inputs of a block; None where blocks are outputs or the whole matrix."""
+    """Outputs and inputs of a block; None if scales belong to outputs or to the whole matrix."""
 
     @staticmethod
     def of(settings: Settings) -> FP8:

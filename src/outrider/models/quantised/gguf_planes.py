@@ -1,4 +1,4 @@
-"""GGUF files on a GPU: each matrix as stored, its blocks taken apart into the planes of ``models/planes.py``.
+"""GGUF files on a GPU: each matrix as stored, with its blocks split into the planes of ``models/planes.py``.
 
 No number changes: the scales and codes of a block are those of the file. A product multiplies what ``gguf/quants.py``
 dequantises, rounded to the type of the activations. Where the codes of a type lie in its blocks is data (``LAYOUTS``).
@@ -52,7 +52,7 @@ Steps = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the numbers of a storage type lie in its blocks."""
+    """Positions of a storage type's numbers within its blocks."""
 
     low: Field
     middle: int
@@ -62,10 +62,10 @@ class Layout:
     offset: int | None = None
     """The byte at which the float of the offsets begins."""
     subtracts: bool = False
-    """Offsets are taken away."""
+    """Whether offsets are subtracted."""
     steps: Steps | None = None
     is_signed: bool = False
-    """Codes are bytes with a sign."""
+    """Whether codes are signed bytes."""
 
 
 def _signed_bytes(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -157,7 +157,7 @@ def _table(rows: PackedRows, entry: TensorEntry, make: Callable[[], FewBits]) ->
 
 
 def why_not_on_gpu(config: ModelConfig) -> list[str]:
-    """What keeps a GPU from multiplying the matrices of a GGUF file as stored; nothing where it can."""
+    """Why a GPU cannot multiply the matrices of a GGUF file as stored; empty if it can."""
     found = {
         "latent attention in the blocks of a file": config.latent is not None,
         f"heads of {config.head_dim} in the blocks of a file": head_dim_for(config) != config.head_dim,

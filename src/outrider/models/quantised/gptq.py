@@ -28,7 +28,7 @@ class GPTQ(Format):
 
     bits: int
     group_len: int
-    """-1: all inputs of an output are one group."""
+    """Inputs of a group; -1 if all inputs of an output are one group."""
     zero_offset: int
     """Number to add to a stored zero: 1 in version 1 of the format."""
     act_order: bool

@@ -1,7 +1,8 @@
 """A quantised checkpoint whose matrices stay quantised: a matrix becomes a table of its rows, which are kept elsewhere.
 
 The decoder joins matrices and reorders their rows when it reads them. A table of rows [out, 2] can be joined and reordered like
-any matrix, and nothing is copied meanwhile. Where the rows are kept is up to the device (``stored.py``, ``packed_rows.py``).
+any matrix, and nothing is copied meanwhile. The rows are kept elsewhere, in the device's own form (``stored.py``,
+``packed_rows.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class KeptFolder(TensorSource):
     """The tensors of a quantised checkpoint, matrices as tables of rows where they can be kept."""
 
     instead: str
-    """How matrices are multiplied that cannot be kept, for the warning."""
+    """For the warning: how matrices that cannot be kept are multiplied instead."""
 
     def __init__(self, folder: QuantisedFolder, *, reorders: bool = True) -> None:
         """With ``reorders``, a product may have its columns in another order than the model has the inputs (act-order)."""
@@ -97,5 +98,5 @@ def _beside(name: str) -> list[str]:
 
 
 def _stem(name: str) -> str:
-    """What a matrix is called in its layer."""
+    """The name of a matrix within its layer."""
     return name.removesuffix(".weight").rpartition(".")[-1]

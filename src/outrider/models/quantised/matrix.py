@@ -2,8 +2,8 @@
 
     w[o, i] = scale[o, g] * (code[o, i] - zero[o, g])        g = i // group_len, or the group that act-order gave the input
 
-Codes are whole numbers (4 or 8 bits), floats of 8 bits (e4m3), or places in a table of sixteen numbers. ``dequantised`` is the
-reference of every product with such a matrix: exact in float32 for scales of 16 bits, rounded once for scales of 32.
+Codes are whole numbers (4 or 8 bits), 8-bit floats (e4m3), or indices into a table of sixteen numbers. ``dequantised`` is the
+reference of every product with such a matrix. It is exact in float32 for 16-bit scales, and rounded once for 32-bit scales.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Quantised:
     group_of: Tensor | None = None
     """[in] the group of every input, where groups are not neighbours (act-order)."""
     levels: Tensor | None = None
-    """[16] float32: what the codes -8 .. 7 stand for; None where they are whole numbers."""
+    """[16] float32 values of the codes -8 .. 7; None if the codes are whole numbers."""
     num_experts: int = 0
-    """Matrices of as many experts, one below the other; an unquantised checkpoint has them with the inputs first."""
+    """Number of experts whose matrices are stacked along the outputs. Unquantised checkpoints store them with the inputs
+    first."""
 
     def __post_init__(self) -> None:
         groups = -(-self.codes.shape[1] // self.group_len) if self.group_of is None else int(self.group_of.max()) + 1
@@ -59,13 +60,14 @@ class Quantised:
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """That of an unquantised checkpoint."""
+        """The shape that the matrix has in an unquantised checkpoint."""
         num_outputs, num_inputs = self.shape
         return (self.num_experts, num_inputs, num_outputs // self.num_experts) if self.num_experts else self.shape
 
     @property
     def order(self) -> Tensor | None:
-        """[in] the columns with groups beside each other; None where they are so, or where groups are not equally long."""
+        """[in] an order of the columns that makes groups neighbours; None if they are already, or if groups differ in
+        length."""
         if self.group_of is None:
             return None
         order = self.group_of.argsort(stable=True)

@@ -5,7 +5,7 @@
 
     w = number * 2^(exponent - 127)              exact in bfloat16, which has one more bit and the same exponents
 
-An unquantised gpt-oss checkpoint stores its experts with the inputs first, so [E, in, out] is what is given back.
+An unquantised gpt-oss checkpoint stores its experts with the inputs first, so dequantised experts are [E, in, out].
 """
 
 from __future__ import annotations

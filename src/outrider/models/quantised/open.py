@@ -1,4 +1,4 @@
-"""Open a quantised checkpoint so that its matrices stay quantised, where a device has products for them."""
+"""Opens a quantised checkpoint without dequantising its matrices, if the device has products for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from outrider.models.weights import TensorSource, read_weights
 
 
 def stored_decoder(config: ModelConfig, folder: TensorSource, speed: Speed) -> LayeredTarget | None:
-    """Multiplies the quantised matrices of a folder as they are, on a CPU; None where they are not, or it cannot."""
+    """The CPU decoder that multiplies the quantised matrices of a folder as they are; None if they are not quantised, or it
+    cannot."""
     if not isinstance(folder, QuantisedFolder) or not folder.form.stays or not multiplies_stored(config):
         return None
     source = StoredFolder(folder, reorders=not speed.float_inputs)
@@ -49,7 +50,8 @@ def packed_weights(
 
 
 def stays_on_gpu(config: ModelConfig, form: Format) -> bool:
-    """Whether the fast decoder multiplies the quantised matrices of such a model. Those of heads must not be widened."""
+    """Whether the fast decoder multiplies the quantised matrices of such a model. Matrices of attention heads must not need
+    padding."""
     if not form.packs or missing_features(config):
         return False
     return config.experts is not None if form.is_of_experts else head_dim_for(config) == config.head_dim

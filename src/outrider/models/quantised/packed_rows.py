@@ -1,4 +1,4 @@
-"""Quantised matrices that stay so on a GPU, in the form that its products take (``packed.py``).
+"""Quantised matrices that stay quantised on a GPU, in the form that its products take (``packed.py``).
 
     4 bits             groups of 32, 64 or 128 inputs, with or without zeros; larger groups become groups of 128
     4 bits, a table    likewise without zeros: nf4, fp4
@@ -28,15 +28,15 @@ from outrider.models.quantised.matrix import Quantised
 
 _SMALL_GROUPS = (32, 64, GROUP)
 _GRAIN = 32
-"""Inputs of a rank come in multiples of this, where no scale asks for more."""
+"""A rank's inputs are a multiple of this, unless scales need a larger one."""
 
 
 @final
 class PackedRows:
-    """Packed matrices by number; a table names rows of some of them: the row, and 1 more than the number."""
+    """Packed matrices by number. A table holds rows of some of them: the row's index, and the matrix's number plus 1."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        """``dtype`` of the activations that meet them."""
+        """``dtype`` is that of the activations."""
         self.dtype = dtype
         self._pieces: dict[int, Callable[[], FewBits]] = {}
         self._count = 0
@@ -53,7 +53,7 @@ class PackedRows:
         return torch.stack((rows, torch.full_like(rows, self._count)), 1)
 
     def matrix(self, table: Tensor) -> FewBits | Stacked:
-        """The matrix of these rows. What it is made of is kept no longer."""
+        """The matrix of these rows. Its sources are dropped."""
         table = table.cpu().flatten(0, -2)  # of experts one below the other
         pieces = {number: self._pieces.pop(number - 1)() for number in table[:, 1].unique().tolist()}
         forms = {number: piece.form for number, piece in pieces.items()}
@@ -66,7 +66,8 @@ class PackedRows:
         return parts[0] if len(parts) == 1 else Stacked(tuple(parts))
 
     def part(self, table: Tensor, inputs: tuple[int, int] | None = None) -> Tensor:
-        """The table of a part, on the device of the whole one: where the embedding lies decides which decoder runs."""
+        """The table of a part. It is on the device of the whole table, because the embedding's device decides which decoder
+        runs."""
         matrix = self.matrix(table)
         pieces = matrix.pieces if isinstance(matrix, Stacked) else (matrix,)
         cut = pieces if inputs is None else [with_inputs(piece, *inputs) for piece in pieces]
@@ -156,7 +157,7 @@ def packed(matrix: Quantised, device: torch.device, *, zeros: bool) -> Packed:
 
 
 def unit_of(matrix: Quantised) -> int:
-    """Neighbouring inputs that are not parted, once the matrix is packed."""
+    """Number of neighbouring inputs that must stay together in the packed matrix."""
     return _GRAIN if matrix.bits == 8 and matrix.scales.shape[1] == 1 else _group_len(matrix)
 
 

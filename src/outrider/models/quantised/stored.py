@@ -1,4 +1,4 @@
-"""Quantised matrices that stay so on a CPU: their codes in the layout that the native pass multiplies.
+"""Quantised matrices that stay quantised on a CPU, with codes in the layout that the native pass multiplies.
 
 The pass knows the blocks of 32 weights of GGUF files (``gguf/stored.py``) and types that are ours (``OWN``). A group of 64 or
 128 inputs becomes blocks with the same scale. No number changes: a matrix takes the first type that holds it exactly.
@@ -8,9 +8,9 @@ The pass knows the blocks of 32 weights of GGUF files (``gguf/stored.py``) and t
     Q4_F, Q8_F   scale of 32 bits, and the zero as a code
     Q5_0         MXFP4: twice an e2m1 float is a whole number from -12 to 12, and half its power of two a scale of 16 bits
 
-Columns of act-order are put in the order of their groups. Other codes of floats have no such layout: those matrices are
-dequantised. Embedding and head stay in the 16 bits
-that the checkpoint has. Inputs are rounded to 8 bits for codes, as for GGUF files, and stay floats for the head.
+With act-order, columns are reordered by their groups. Matrices with other float codes have no such layout and are dequantised.
+Embedding and head keep the checkpoint's 16 bits. Inputs are rounded to 8 bits for products with codes, as for GGUF files, and
+stay floats for the head.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ OWN = ("Q4_Z", "Q4_F", "Q8_F", "F16", "BF16")
 """Types that no GGUF file has here, in the order in which ``native/stored_types.hpp`` numbers them, from 11."""
 TYPES = NUMBERS | {name: 11 + number for number, name in enumerate(OWN)}
 FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16"}
-MOST_BYTES = 37
-"""Most bytes of a block of 32 weights, whatever its type."""
 _ENDS = ("embed_tokens.weight", "lm_head.weight")
 _MOST_OF_FIVE = 15
 """The largest whole number of 5 bits with a sign."""
@@ -56,7 +54,7 @@ class StoredRows:
 
     @property
     def address(self) -> int:
-        """Where the rows lie in memory."""
+        """The address of the rows in memory."""
         return self._bytes.ctypes.data
 
     @property
@@ -70,8 +68,8 @@ class StoredRows:
         return next((order for place, order in self._orders.items() if begin in place), None)
 
     def table(self, rows: Tensor, kind: str, order: Tensor | None = None) -> Tensor:
-        """Keep rows [out, bytes] of one type, whose columns are in an ``order``: where each begins, and the number of the
-        type."""
+        """Keep rows [out, bytes] of one type, whose columns are in an ``order``. Returns their table: the address of each row,
+        and the type's number."""
         size = rows.numel()
         if order is not None:
             self._orders[range(self._used, self._used + size)] = order

@@ -5,7 +5,7 @@ are in use and the scale may be negative. The head is rounded to 8 bits either w
 
     scale = farthest / lowest,      code = round(w / scale) in -8 .. 7, or -128 .. 127
 
-It changes the model: its own plain decoding is the reference of speculation on it. Inputs are rounded to 8 bits for every
+This changes the model: speculative text equals the rounded model's own plain decoding. Inputs are rounded to 8 bits for every
 product, as for GGUF files.
 """
 
@@ -34,7 +34,8 @@ def rounded_decoder(
     config: ModelConfig, weights: Weights, bits: int, *, joint: Joint | None = None, page_len: int = 0
 ) -> LayeredTarget | None:
     """The native decoder on weights of 4 or 8 ``bits``; None where it cannot run, or where inputs are not in groups of 32. With
-    a ``joint``, config and weights are one rank's share: whole groups of a matrix are rounded as the matrix is."""
+    a ``joint``, config and weights are one rank's share: it holds whole groups, so rounding it gives the same codes as rounding
+    the whole matrix."""
     if not multiplies_stored(config) or any(size % SPAN for size in _inputs(config)):
         return None
     memory = StoredRows(2 * (weights.embedding.numel() + sum(tensor.numel() for tensor in [weights.head, *weights.tensors])))

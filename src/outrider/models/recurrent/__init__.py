@@ -1,6 +1,6 @@
 """Models with recurrent layers as targets: Mamba-2, Bamba (Mamba-2 with attention) and Qwen3-Next (gated delta rule).
 
-``families.py`` lists the families. ``scan.py`` is the tree scan. ``cache/recurrent.py`` is what they remember.
+``families.py`` lists the families, ``scan.py`` is the tree scan, and ``cache/recurrent.py`` the cache.
 """
 
 from __future__ import annotations

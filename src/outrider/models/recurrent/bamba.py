@@ -27,7 +27,7 @@ _DEFAULTS = {
     "mamba_proj_bias": False,
     "eos_token_id": 2,
 }
-"""What a file may leave out, because transformers fills it in."""
+"""Defaults of transformers for keys that a file may leave out."""
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:

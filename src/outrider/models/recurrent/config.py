@@ -15,7 +15,7 @@ from outrider.core.errors import ModelError
 from outrider.models.config import ModelConfig, config_of
 
 UNBOUNDED = 1 << 20
-"""Context of a model without positions: nothing in it ends, and a number is needed."""
+"""The context length given for models without positions, which have no limit."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ExpertShape:
 
 
 class MixerNorm(Enum):
-    """Where the norm of a Mamba-2 mixer stands."""
+    """The place of the norm in a Mamba-2 mixer."""
 
     NONE = auto()
     BEFORE_GATE = auto()
@@ -40,16 +40,16 @@ class MixerNorm(Enum):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A constant of the config that a tensor is multiplied with as it is read."""
+    """A constant of the config by which a tensor is multiplied when it is read."""
 
     name: str
-    """Part of the tensor's name, from the name of its module on."""
+    """The end of the tensor's name, starting with its module."""
     factor: float
     parts: tuple[tuple[int, float], ...] = ()
-    """A number of rows and their own factor, from the first row on; none: all rows are alike."""
+    """Numbers of rows with their own factors, from the first row on. Empty if all rows have the same factor."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        """In float32, or what is wider."""
+        """The tensor times its constant, in float32 or a wider type."""
         tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * self.factor
         return torch.cat([part * factor for part, factor in self._parts(tensor)]) if self.parts else tensor
 
@@ -67,10 +67,10 @@ class RecurrentConfig:
     max_len: int
     norm_eps: float
     is_attention: tuple[bool, ...]
-    """For each layer: whether it attends. ``scan`` counts the recurrent ones, which may be the same."""
+    """For each layer, whether it has attention. ``scan`` counts the recurrent layers. A layer may be both."""
     scan: ScanShape
     attention: ModelConfig | None = None
-    """The attention layers and MLPs, as a decoder that had only those would be described; None where there are none."""
+    """The attention layers and MLPs, described like a decoder that has only those; None if there are none."""
     experts: tuple[ExpertShape | None, ...] = ()
     """The mixture of experts of each layer, for families that have some."""
     tied_head: bool = False
@@ -107,7 +107,7 @@ HYBRID_SIZES = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-"""What transformers fills in for the sizes of Bamba and of Falcon-H1."""
+"""The default sizes of Bamba and of Falcon-H1 in transformers."""
 
 
 class RecurrentConfigKeys:
@@ -126,7 +126,7 @@ class RecurrentConfigKeys:
         return bool(self.raw.get(key, False))
 
     def divided(self, whole: str, size: int, parts: str) -> int:
-        """``size``, which must fall into as many parts as the key says."""
+        """``size`` divided by the key's value, which must divide it evenly."""
         if size % self.whole(parts):
             reason = f"{whole} = {size} cannot be divided by {parts} = {self.whole(parts)}"
             raise ModelError(f"config.json is inconsistent: {reason}; fetch the file again")
@@ -148,7 +148,7 @@ class RecurrentConfigKeys:
 
     @property
     def silu(self) -> bool:
-        """Whether the activation is the one the scan is written for."""
+        """Whether the activation is SiLU, the only one that the scan supports."""
         return self.raw.get("hidden_act", "silu") in ("silu", "swish")
 
     @property
@@ -177,7 +177,8 @@ class RecurrentConfigKeys:
         return config
 
     def of_attention(self, attention: ModelConfig, is_attention: tuple[bool, ...]) -> dict[str, Any]:
-        """The part of a ``RecurrentConfig`` that a family with attention layers has from those, and from its file."""
+        """The fields of a ``RecurrentConfig`` that follow from the attention layers and the file, for a family with
+        attention."""
         return {
             "vocab_size": attention.vocab_size,
             "hidden_size": attention.hidden_size,
@@ -192,5 +193,5 @@ class RecurrentConfigKeys:
 
 
 def _number(value: Any) -> float:
-    """A bound, also where it is written as a word or as an object that holds one."""
+    """A bound, which may be written as a number, a word, or an object that holds one."""
     return float(next(iter(value.values()))) if isinstance(value, Mapping) else float(value)

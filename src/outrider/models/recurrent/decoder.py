@@ -1,8 +1,8 @@
 """A decoder with recurrent layers as a target.
 
 It scores trees as every target does: in one pass, with the tree's mask for attention layers and the tree scan for the others.
-What differs is the cache. A recurrent layer has no key per token. So methods that run some of the target's layers alone (early
-exits, skipped layers) cannot use such a target. Their guesses would need a state of their own in every layer.
+Only the cache differs, because a recurrent layer has no key per token. So methods that run some of the target's layers alone
+(early exits, skipped layers) cannot use such a target: their guesses would need a separate state in every layer.
 """
 
 from __future__ import annotations

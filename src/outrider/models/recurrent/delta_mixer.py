@@ -51,7 +51,8 @@ class DeltaMixer:
 
 
 def _projection(shape: ScanShape, tensors: Tensors, hidden: int) -> Tensor:
-    """One matrix for all that a mixer projects. Files store it by key heads: q, k, v, gate of one, then of the next."""
+    """One matrix for all projections of a mixer. Files store it by key heads: q, k, v and gate of one head, then of the
+    next."""
     groups, key_dim, heads_each = shape.num_groups, shape.state_size, shape.num_heads // shape.num_groups
     value_dim = heads_each * shape.head_dim
     sizes = (key_dim, key_dim, value_dim, value_dim)

@@ -1,10 +1,10 @@
-"""What a gated delta layer does between its two matrices: convolution, rates and decays, the tree scan.
+"""The middle part of a gated delta layer, between its two matrices: convolution, rates and decays, tree scan.
 
     [q k v | gate | b | a] of every node  q, k, v go through the convolution; q and k get length 1
     g = -A softplus(a + bias)             log decay;     b = sigmoid(b): how much of the new value is written
     S_t = exp(g) S_{t-1} + w_t k_t^T      w_t = b (v_t - exp(g) S_{t-1} k_t)      y_t = S_t q_t / sqrt(K)
 
-In the words of ``scan.py``: the key is k, the value w, the log decay g, and q reads. Here it is in PyTorch, the oracle.
+In the terms of ``scan.py``: the key is k, the value w, the log decay g, and the query q. This file is in PyTorch, the oracle.
 ``scan_native.py`` (CPU) and ``delta_triton.py`` (for a GPU) compute the same with one call and with two kernels.
 """
 
@@ -39,7 +39,7 @@ class DeltaNumbers:
 
 @final
 class PlainDelta(LayerScan):
-    """In PyTorch, in any type. Projections are [q k v | gate | b | a]."""
+    """The scan in PyTorch, for any type. Projections are [q k v | gate | b | a]."""
 
     def __init__(self, shape: ScanShape, numbers: DeltaNumbers) -> None:
         self._shape, self._numbers = shape, numbers

@@ -26,7 +26,7 @@ from outrider.models.recurrent.triton_scan import TritonScan
 _PART = 32
 """Values of a head per program of the second kernel."""
 _PIECE = 32
-"""Numbers of a key that are multiplied at once: a thread holds all of them, and with 128 they do not fit into its registers."""
+"""Dimensions of a key that are multiplied at once. A thread holds all of them, and 128 would not fit into its registers."""
 
 
 @final
@@ -161,7 +161,7 @@ def _delta_read(
     HEADS: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, GROUPS: tl.constexpr, IS_CHAIN: tl.constexpr,
     BLOCK: tl.constexpr, PART: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """All nodes of one row, in a part of one head. What a block writes, later blocks read: threads meet in between."""
+    """All nodes of one row, in a part of one head. Threads meet between blocks, as later ones read earlier ones."""
     INNER: tl.constexpr = HEADS * SIZE
     KEYS: tl.constexpr = GROUPS * STATE
     CHANNELS: tl.constexpr = INNER + 2 * KEYS

@@ -1,4 +1,5 @@
-"""What trained heads and new draft models take from a recurrent target: its two ends, and the sizes of a layer beside it.
+"""Parts of a recurrent target that trained heads and new draft models use: embedding, output matrix, and sizes for a layer of
+their own.
 
 Heads are built from Llama layers whatever the target is. A target without attention does not say how many heads such a layer
 should have. So it gets heads of size 64 or near it, and an MLP four times as wide as the stream.

@@ -1,7 +1,7 @@
 """Falcon-H1 checkpoints (``FalconH1ForCausalLM``): every layer has attention and a Mamba-2 mixer side by side, and an MLP.
 
-The family scales what its matrices give by constants of the config. A constant times a matrix is a matrix, so they are
-multiplied into the weights as these are read.
+The family scales the outputs of its matrices by constants of the config. These are multiplied into the weights when they are
+read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEFAULTS = {
     "mlp_multipliers": (1.0, 1.0),
     "ssm_multipliers": (1.0,) * 5,
 }
-"""What a file may leave out, because transformers fills it in."""
+"""Defaults of transformers for keys that a file may leave out."""
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:
@@ -64,7 +64,7 @@ def _factor(keys: RecurrentConfigKeys, name: str) -> float:
 
 
 def _scaled(keys: RecurrentConfigKeys, scan: ScanShape) -> tuple[Scaled, ...]:
-    """The constants. Those of what enters a matrix leave its bias as it is."""
+    """The constants. One that scales the input of a matrix does not change its bias."""
     enters, key = _factor(keys, "attention_in"), _factor(keys, "key")
     gate, down = (float(one) for one in keys.raw["mlp_multipliers"])
     inner, key_size = scan.num_heads * scan.head_dim, scan.num_groups * scan.state_size

@@ -28,4 +28,4 @@ def recurrent_config(raw: Mapping[str, Any]) -> RecurrentConfig | None:
     except ModelError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-        raise ModelError(f"config.json cannot be understood ({type(error).__name__}: {error}); fetch the file again") from error
+        raise ModelError(f"config.json cannot be read ({type(error).__name__}: {error}); fetch the file again") from error

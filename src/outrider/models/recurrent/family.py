@@ -23,7 +23,7 @@ class RecurrentFamily:
     describe: Describe
     layer: Build
     prefix: str
-    """What the names of the decoder's tensors begin with."""
+    """The prefix of the names of the decoder's tensors."""
     embeddings: tuple[str, ...]
     """Names of the embedding; files of some ages have another."""
     norm: str

@@ -21,7 +21,7 @@ from outrider.models.recurrent.scan import Reach
 
 @dataclass(frozen=True, eq=False)
 class RecurrentPass:
-    """What all layers of one pass share."""
+    """Values that all layers of one pass share."""
 
     cache: RecurrentCache
     attention: Pass | None
@@ -41,12 +41,12 @@ class RecurrentPass:
 
     @cached_property
     def reach(self) -> Reach:
-        """What the nodes see of the columns, for scans in PyTorch."""
+        """Which columns the nodes see, for scans in PyTorch."""
         return Reach.of(self.tree, self.cache.num_logged, self.start)
 
     @cached_property
     def windows(self) -> Tensor | None:
-        """[B, N, W] where the convolutions of the nodes look, from the first column that is read on; None on a chain."""
+        """[B, N, W] columns that the nodes' convolutions read, counted from the first column that is read; None on a chain."""
         return self._windows(self.cache.num_logged + self.cache.shape.conv_len - 1)
 
     @cached_property
@@ -65,7 +65,7 @@ class RecurrentPass:
 
 
 class LayerScan(Protocol):
-    """What a recurrent layer does between its two matrices. The steps of the nodes are written to the cache."""
+    """The part of a recurrent layer between its two matrices. It writes the nodes' steps to the cache."""
 
     def __call__(self, projected: Tensor, layer: int, step: RecurrentPass) -> Tensor:
         """[B, N, heads * P] of nodes with projections [B, N, ...], in the type of the sums; ``layer`` is that of the cache."""
@@ -104,7 +104,7 @@ class GatedAttention:
 
 @dataclass(frozen=True, eq=False)
 class SideBySide:
-    """Two mixers that read the same stream; what they give is added."""
+    """Two mixers that read the same stream. Their outputs are added."""
 
     first: Mixer
     second: Mixer
@@ -115,7 +115,7 @@ class SideBySide:
 
 @dataclass(frozen=True, eq=False)
 class RecurrentLayer:
-    """Norm, mixer, add; and, where there is an MLP, norm, MLP, add."""
+    """A layer: norm, mixer, add; then norm, MLP, add if there is an MLP."""
 
     mixer: Mixer
     mixer_norm: Norm

@@ -1,4 +1,4 @@
-"""Mamba-2 checkpoints (``Mamba2ForCausalLM``): layers of nothing but mixers."""
+"""Mamba-2 checkpoints (``Mamba2ForCausalLM``): every layer is only a mixer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULTS = {
     "residual_in_fp32": True,
     "eos_token_id": 2,
 }
-"""What a file may leave out, because transformers fills it in."""
+"""Defaults of transformers for keys that a file may leave out."""
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:

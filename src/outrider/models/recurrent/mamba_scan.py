@@ -1,10 +1,10 @@
-"""What a Mamba-2 layer does between its two matrices: convolution, time steps, the tree scan.
+"""The middle part of a Mamba-2 layer, between its two matrices: convolution, time steps, tree scan.
 
     [gate | x B C | dt] of every node      x, B, C go through the convolution;  dt = softplus(dt + bias)
     S_t = exp(dt A) S_{t-1} + (dt x) B^T   y_t = S_t C + D x
 
-In the words of ``scan.py``: the key is B, the value dt x, the log decay dt A, and C reads. Here it is in PyTorch, the oracle.
-``scan_native.py`` (CPU) and ``mamba_triton.py`` (GPU) compute the same with one call and with two kernels.
+In the terms of ``scan.py``: the key is B, the value dt x, the log decay dt A, and the query C. This file is in PyTorch, the
+oracle. ``scan_native.py`` (CPU) and ``mamba_triton.py`` (GPU) compute the same with one call and with two kernels.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MambaNumbers:
 
 @final
 class PlainMamba(LayerScan):
-    """In PyTorch, in any type. Projections are [gate | x B C | dt]."""
+    """The scan in PyTorch, for any type. Projections are [gate | x B C | dt]."""
 
     def __init__(self, shape: ScanShape, numbers: MambaNumbers) -> None:
         self._shape, self._numbers = shape, numbers
@@ -61,7 +61,7 @@ class PlainMamba(LayerScan):
         return torch.addcmul(found.transpose(1, 2), values, numbers.skip[:, None]).flatten(2)
 
     def _times(self, times: Tensor) -> Tensor:
-        """[B, N, heads] how far each head's clock moves."""
+        """[B, N, heads] the time step of each head."""
         times = F.softplus(times + self._numbers.time_bias)
         return times if self._numbers.limit == (0.0, float("inf")) else times.clamp(*self._numbers.limit)
 

@@ -2,8 +2,8 @@
 
 The first kernel runs the convolution along the ancestors of a node and writes the node's step to the log. The second one reads.
 A program takes a few nodes of one head and multiplies their queries with the state. Then it multiplies them with the keys of
-the log and of all nodes, block by block, under the mask of the tree. Decays are summed in float64. No state of a node is ever
-made.
+the log and of all nodes, block by block, under the mask of the tree. Decays are summed in float64. The state of a node is never
+computed.
 """
 
 # ruff: noqa: N803, N806 - kernels write compile-time numbers in capitals
@@ -77,7 +77,7 @@ class TritonMamba(TritonScan[MambaNumbers]):
 
 @triton.jit
 def _time(times, bias, head, valid, low, high):
-    """How far the clocks of heads move."""
+    """The time steps of heads."""
     moved = softplus(tl.load(times + head, valid, 0.0).to(tl.float32) + tl.load(bias + head, valid, 0.0))
     return tl.minimum(tl.maximum(moved, low), high)
 

@@ -19,7 +19,7 @@ def norm_of(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
 
 
 Gating = Callable[[Tensor, Tensor], Tensor]
-"""What a Mamba-2 mixer makes of its scan and its gate."""
+"""Combines the scan and the gate of a Mamba-2 mixer."""
 
 
 class GroupNorm:

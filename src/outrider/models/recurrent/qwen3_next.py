@@ -43,7 +43,7 @@ _DEFAULTS = {
     "norm_topk_prob": True,
     "full_attention_interval": 4,
 }
-"""What a file may leave out, because transformers fills it in."""
+"""Defaults of transformers for keys that a file may leave out."""
 
 
 def describe(raw: Mapping[str, Any]) -> RecurrentConfig | None:

@@ -5,8 +5,8 @@ With S_0 the state before the log, a the log decays, and s_i the sum of a over t
     y_i = exp(s_i) S_0 q_i + sum_j exp(s_i - s_j) (k_j . q_i) w_j          j: tokens of the log, ancestors of i, and i
 
 This is attention without a softmax, under the mask of the tree (STree, Wu et al. 2025, arXiv 2505.14969). The delta rule writes
-what its state does not hold yet. Its values u_i depend on those of the ancestors, through a triangular system that the tree's
-mask makes sparse (Yang et al. 2024, arXiv 2412.06464, for chains):
+only the part of a value that its state does not hold yet. So its values u_i depend on those of the ancestors, through a
+triangular system that the tree's mask makes sparse (Yang et al. 2024, arXiv 2412.06464, for chains):
 
     u_i = b_i (v_i - exp(s_i) S_0 k_i - sum_j exp(s_i - s_j) (k_j . k_i) u_j)          j: as above, without i itself
 
@@ -26,7 +26,7 @@ from outrider.core.tree import TokenTree
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What the nodes of a pass see of the columns (log, then nodes). All layers share it."""
+    """The columns (log, then nodes) that each node of a pass sees. All layers share it."""
 
     num_nodes: int
     """New nodes, which are the last ones."""
@@ -58,7 +58,7 @@ class Reach:
 
 
 class Fading:
-    """How much of every column is left at every node of a pass, in one layer."""
+    """The decay from every column to every node of a pass, in one layer."""
 
     def __init__(self, reach: Reach, decays: Tensor) -> None:
         totals, dtype = reach.totals(decays), decays.dtype
@@ -95,7 +95,7 @@ def _per_head(scores: Tensor, num_heads: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class DeltaNodes:
-    """What the delta rule is given for N new nodes."""
+    """Inputs of the delta rule for N new nodes."""
 
     keys: Tensor
     """[B, groups, N, K] of length 1."""

@@ -1,4 +1,4 @@
-"""What the kernels of recurrent layers share: the convolution along ancestors, decays along paths, columns under the mask."""
+"""Common parts of the kernels of recurrent layers: the convolution along ancestors, decays along paths, masks of columns."""
 
 # ruff: noqa: N803 - kernels write compile-time numbers in capitals
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false

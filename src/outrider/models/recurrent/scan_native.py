@@ -21,7 +21,7 @@ _LANES = 16
 
 
 def can_scan(shape: ScanShape) -> bool:
-    """Vectors of sixteen have to fit."""
+    """Whether the sizes fit vectors of sixteen numbers."""
     return not any(size % _LANES for size in (shape.head_dim, shape.state_size, shape.conv_size))
 
 

@@ -71,7 +71,7 @@ class Tensors:
         return linear_of(weight, self.take(f"{name}.bias", rows) if bias else None, twofold=True)
 
     def mlp(self, config: ModelConfig) -> GatedMlp:
-        """A gated MLP whose three matrices stand here."""
+        """A gated MLP made of the three matrices here."""
         size, hidden, biased = config.mlp_size, config.hidden_size, config.mlp_bias
         weight = torch.cat([self.take(f"{name}.weight", size, hidden) for name in ("gate_proj", "up_proj")])
         bias = torch.cat([self.take(f"{name}.bias", size) for name in ("gate_proj", "up_proj")]) if biased else None
@@ -79,8 +79,8 @@ class Tensors:
         return GatedMlp(config, gate_up=linear_of(weight, bias, twofold=True), down=down)
 
     def attention(self, config: ModelConfig, layer: int, queries: Tensor | None = None) -> SelfAttention:
-        """Attention whose matrices stand here; ``layer`` is its number in the cache, ``queries`` its query matrix where
-        that is not stored as usual."""
+        """Attention made of the matrices here; ``layer`` is its number in the cache, ``queries`` its query matrix where that is
+        not stored as usual."""
         q_rows, kv_rows, hidden = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.hidden_size
         take, ordered = self.take, partial(_ordered, config)
         query = take("q_proj.weight", q_rows, hidden) if queries is None else queries

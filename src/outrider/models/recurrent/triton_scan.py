@@ -12,11 +12,11 @@ from outrider.cache.replay import ScanShape
 from outrider.models.recurrent.layers import LayerScan, RecurrentPass
 
 Numbers = TypeVar("Numbers")
-"""What a layer's kernels read besides the projected inputs."""
+"""The parameters that a layer's kernels read besides the projected inputs."""
 
 
 class TritonScan(LayerScan, ABC, Generic[Numbers]):
-    """What the scans of all recurrent layers do around their two kernels, whose sums are in float32."""
+    """The common part of all GPU scans: it calls their two kernels, whose sums are in float32."""
 
     def __init__(self, shape: ScanShape, numbers: Numbers) -> None:
         self._shape, self._numbers = shape, numbers
@@ -32,11 +32,11 @@ class TritonScan(LayerScan, ABC, Generic[Numbers]):
 
     @abstractmethod
     def _convolve(self, projected: Tensor, mixed: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
-        """Mix the channels of nodes along their paths, and write the nodes behind the log."""
+        """Mix the channels of nodes along their paths, and write the nodes after the log."""
 
     @abstractmethod
     def _read(self, inputs: tuple[Tensor, Tensor], out: Tensor, columns: StateColumns, step: RecurrentPass) -> None:
-        """What nodes read, from what was projected and mixed."""
+        """The outputs of nodes, from projected and convolved inputs."""
 
     @staticmethod
     def _written(columns: StateColumns, step: RecurrentPass) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
 """Stored responses of a fleet: the front door keeps them, and tells a replica what a request refers to.
 
-So a conversation goes on at any replica, and outlives all of them. A replica sends a finished response back before the end of
-its answer.
+So a conversation can continue on any replica, and outlives all of them. A replica sends a finished response back before the end
+of its answer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outrider.server.response_store import Shelf, fits, no_item, not_continued
 KEPT = "outrider.kept"
 """Type of the message with a response to store."""
 SHELF = "outrider.shelf"
-"""Where a replica's scope has the shelf."""
+"""Key of the shelf in a replica's scope."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What a request refers to. Plain values, because it is sent to another process."""
+    """The stored responses that a request refers to. Plain values, because they are sent to another process."""
 
     most_bytes: int = 0
     """Bytes of the front door's store; 0 if it stores nothing."""
@@ -60,7 +60,7 @@ def _is_reference(item: Any) -> bool:
 
 
 NOTHING = Carried()
-"""What a request carries that refers to nothing, from a front door that stores nothing."""
+"""The value for a request that refers to nothing, from a front door that stores nothing."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""The front door of a fleet: an ASGI application that hands every request to a replica and its answer back.
+"""The front door of a fleet: an ASGI application that passes every request to a replica, and the answer back.
 
 A replica can end in the middle of an answer (killed, out of memory, its machine gone). While the client has seen nothing of the
 answer, another replica is asked: generating has no side effects, so asking twice is safe. This happens once per request, so

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.cache.page_pool import PagePool
 from outrider.core.device_round import Frame, LateTexts, PromptPieces, SlotTrees, Texts, followed
-from outrider.device.drafters.heads.eagle_layer import Above, FastHead, Standing
+from outrider.device.drafters.heads.eagle_layer import FastHead, NodePlaces, ParentStates
 from outrider.device.drafters.heads.texts import padded_tokens, tapped_states
 from outrider.device.drafters.model.draft_model import Again
 from outrider.device.drafters.trees.growers import Answers, Asked, Grower
@@ -64,8 +64,8 @@ class Memory:
         columns = columns.clamp(max=rows.places.shape[1] * size - 1)
         return rows.places.gather(1, columns // size) * size + columns % size
 
-    def standing(self, rows: Rows, sights: Sights) -> Standing:
-        return Standing(self._pool.memory(0)[:2], rows, sights)
+    def standing(self, rows: Rows, sights: Sights) -> NodePlaces:
+        return NodePlaces(self._pool.memory(0)[:2], rows, sights)
 
 
 @final
@@ -108,7 +108,7 @@ class DeviceEagle(PagedDrafter):
         memory, rows = self._memory, self._pages.piece_rows(pieces, frame.batch_size)
         memory.states[memory.at(rows, pieces.columns())] = features.to(memory.states.dtype)
         standing = memory.standing(rows, Sights(None, None))
-        self.head.step(pieces.tokens(frame, shift=1), Above(self.head.fuse(features)), standing)
+        self.head.step(pieces.tokens(frame, shift=1), ParentStates(self.head.fuse(features)), standing)
 
     def catch_up(self, late: LateTexts, *, batch_size: int) -> None:
         with torch.inference_mode():
@@ -133,21 +133,21 @@ class DeviceEagle(PagedDrafter):
             columns = starts[:, None] + torch.arange(count, device=device)
             tokens = texts.gather(1, (columns + 1).clamp(max=texts.shape[1] - 1))
             places = self._pages.rows_of(owners, starts, batch_size)
-            above = Above(self.head.fuse(memory.states[memory.at(places, columns)]))
+            above = ParentStates(self.head.fuse(memory.states[memory.at(places, columns)]))
             self.head.step(tokens, above, memory.standing(places, Sights(None, None)))
 
     def at_root(self, frame: Frame) -> tuple[Tensor, Tensor]:
         """[B, 1, H] states and [B, 1, Vd] logits after the root, read again with the newest columns."""
         memory, first = self._memory, self._again.first(frame, behind=1)
         columns, rows = self._again.columns(first), self._pages.rows(first)
-        above = Above(self.head.fuse(memory.states[memory.at(rows, columns)]))
+        above = ParentStates(self.head.fuse(memory.states[memory.at(rows, columns)]))
         standing = memory.standing(rows, Sights(None, None))
         stream, parts = self.head.step(frame.tokens.gather(1, columns + 1), above, standing)
         shape = (frame.batch_size, self._again.count)
         last = [self._again.last(read.unflatten(-2, shape), frame, first, behind=1).squeeze(-2) for read in (stream, parts)]
         return self._found(last[0], last[1], frame.batch_size)
 
-    def below(self, frame: Frame, tokens: Tensor, above: Above, sights: Sights) -> tuple[Tensor, Tensor]:
+    def below(self, frame: Frame, tokens: Tensor, above: ParentStates, sights: Sights) -> tuple[Tensor, Tensor]:
         """[B, M, H] states and [B, M, Vd] logits of guesses, which follow the columns of their rows."""
         standing = self._memory.standing(self._pages.rows(frame.lengths - 1), sights)
         return self._found(*self.head.step(tokens, above, standing), frame.batch_size)
@@ -171,6 +171,6 @@ class _EagleAnswers(Answers):
 
     def below(self, asked: Asked) -> Tensor:
         assert self._found is not None, "the root comes first"
-        states, logits = self._eagle.below(self._frame, asked.tokens, Above(self._found, asked.above), asked.sights)
+        states, logits = self._eagle.below(self._frame, asked.tokens, ParentStates(self._found, asked.above), asked.sights)
         self._found = torch.cat([self._found, states], 1)
         return logits

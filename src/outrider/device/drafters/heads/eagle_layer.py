@@ -40,7 +40,7 @@ from outrider.models.rope import RotaryTable
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class NodePlaces:
     """Places of the nodes of a pass among the columns of their rows."""
 
     memory: tuple[Tensor, Tensor]
@@ -50,7 +50,7 @@ class Standing:
 
 
 @dataclass(frozen=True, eq=False)
-class Above:
+class ParentStates:
     """The states before the nodes: those of their parents, or the target's."""
 
     states: Tensor
@@ -100,7 +100,7 @@ class FastHead:
         flat = features.reshape(-1, features.shape[-1])
         return _summed(multiply(flat, self.head.fc.weight, Kind.NARROW), flat.dtype).view(*features.shape[:-1], -1)
 
-    def step(self, tokens: Tensor, above: Above, standing: Standing) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Tensor, above: ParentStates, standing: NodePlaces) -> tuple[Tensor, Tensor]:
         """The residual stream [B * N, H] after ``tokens`` [B, N], and what the MLP has yet to add to it."""
         x, stream = self._enter(tokens, above)
         seen = self._attention(x.view(*tokens.shape, -1), standing)
@@ -119,7 +119,7 @@ class FastHead:
         weight = self.head.lm_head.weight if self.head.has_readout else self.head.embed_tokens.weight
         return states, multiply(states, weight, Kind.HEAD)
 
-    def _enter(self, tokens: Tensor, above: Above) -> tuple[Tensor, Tensor]:
+    def _enter(self, tokens: Tensor, above: ParentStates) -> tuple[Tensor, Tensor]:
         """Input of attention [M, ..], and the stream to which its output is added."""
         states, embedding = above.states, self.head.embed_tokens.weight
         size, num_rows = states.shape[-1], tokens.numel()
@@ -139,7 +139,7 @@ class FastHead:
             return x, x
         return x, stream
 
-    def _attention(self, x: Tensor, standing: Standing) -> Tensor:
+    def _attention(self, x: Tensor, standing: NodePlaces) -> Tensor:
         batch_size, num_nodes, width = x.shape
         qkv = multiply(x.view(-1, width), self._qkv, Kind.WIDE)
         qkv = qkv.view(*qkv.shape[:-2], batch_size, num_nodes, -1)

@@ -70,7 +70,7 @@ class FalconMemory(LayerMemory):
         return LevelAnswers(FalconLevels(self._head, last, num_columns, roots.tokens, _SlotLook(self, self._head, roots)))
 
     def look(self, roots: Roots, positions: Tensor, seen: Tensor | None, num_before: int) -> SlotAttending:
-        """Columns behind those of their slots and ``num_before`` others. Committed columns see committed columns alone."""
+        """Columns after those of their slots and ``num_before`` others. Committed columns see committed columns alone."""
         starts = roots.num_columns.clamp(min=1)
         words = _words(seen) if seen is not None else torch.zeros_like(positions)[..., None]
         sights = Sights(words, (positions - starts[:, None]).int(), num_before)

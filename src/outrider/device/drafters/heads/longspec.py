@@ -98,7 +98,7 @@ class DeviceLongSpec(PagedDrafter):
         self._grower.grow(_LongAnswers(self, frame, nodes[:, :1]), frame, nodes, depth)
 
     def near(self, tokens: Tensor, lengths: Tensor, sights: Sights) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, N, H] of nodes behind texts of ``lengths`` [B] tokens, and the rotations of their positions."""
+        """[B, N, H] of nodes after texts of ``lengths`` [B] tokens, and the rotations of their positions."""
         places = lengths[:, None] + sights.start + torch.arange(tokens.shape[1], device=tokens.device)
         at = places if sights.depths is None else lengths[:, None] + sights.depths
         rotation = self.head.rotations.at(at, self._like.dtype)

@@ -1,8 +1,8 @@
 """Memory of heads inside captured rounds: nothing, or keys and values made from the target's states.
 
 Column c of a slot is the target's state of token c with token c + 1. A round finds all columns before its root. Whatever it
-writes behind them, for open places or rejected nodes, is overwritten by later columns. Attention is the decoder's
-(``models/attention/tree_triton.py``). Heads with attention over the text are in ``looking.py``.
+writes after them, for open places or rejected nodes, is overwritten by later columns. Attention is the decoder's
+(``models/attention/tree_triton.py``). Heads with attention over the text are in ``text_attention.py``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NewLevels = Callable[[Tensor, Tensor], HeadLevels]
 
 @dataclass(frozen=True, eq=False)
 class HeadColumns:
-    """N columns of R slots, or as many nodes behind them."""
+    """N columns of R slots, or as many nodes after them."""
 
     slots: Tensor
     """[R] int64"""
@@ -58,7 +58,7 @@ class HeadColumns:
         return self.starts[:, None] + torch.arange(self.count, device=self.starts.device)
 
     def tokens(self, shift: int = 1) -> Tensor:
-        """[R, N] tokens that are ``shift`` places behind each column's state."""
+        """[R, N] tokens that are ``shift`` places after each column's state."""
         return self.texts.gather(1, (self.at() + shift).clamp(max=self.texts.shape[1] - 1))
 
 
@@ -109,8 +109,8 @@ class HeadMemory(ABC):
         each."""
 
     def follow(self, batch_size: int, columns: HeadColumns, features: Tensor, newest: Tensor) -> Tensor:
-        """Store columns that a round added behind the kept values ``newest`` [R, K, S]. The next tree may read them instead.
-        Returns like ``read``."""
+        """Store the columns that a round added, which follow the kept values ``newest`` [R, K, S]. A memory may leave this to
+        the next tree. Returns like ``read``."""
         del newest
         return self.read(batch_size, columns, features)
 
@@ -189,7 +189,7 @@ class LayerMemory(HeadMemory, ABC):
 
 @dataclass(frozen=True, eq=False)
 class ColumnPlaces:
-    """Places of columns in the memory of their slots, or of nodes behind them."""
+    """Places of columns in the memory of their slots, or of nodes after them."""
 
     pages: Tensor
     """[R, N] int64"""
@@ -202,7 +202,7 @@ class ColumnPlaces:
 
 @final
 class SlotAttending(Attending):
-    """Attention of columns, or of nodes behind them, over the columns of their slots in one layer."""
+    """Attention of columns, or of nodes after them, over the columns of their slots in one layer."""
 
     def __init__(self, memory: tuple[Tensor, Tensor], standing: ColumnPlaces, config: ModelConfig) -> None:
         """``memory`` [P, kv heads, L, D] holds keys and values in pages."""

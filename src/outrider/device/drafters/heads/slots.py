@@ -1,7 +1,7 @@
 """Trained heads inside a captured round, with any kind of memory.
 
 For every slot, the values of the newest columns are kept at fixed addresses: the target's states, or what the head computes
-from them (``device/drafters/heads/memory.py``, ``looking.py``). A round passes on the states of its nodes. The states of
+from them (``device/drafters/heads/memory.py``, ``text_attention.py``). A round passes on the states of its nodes. The states of
 accepted nodes are appended to the kept ones, of which the last few stay. A slot that did not run keeps its values. A round
 without guesses only stores its states; they are read before the next tree, many at a time. From there the tree grows as on the
 host.

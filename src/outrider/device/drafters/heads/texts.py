@@ -1,6 +1,6 @@
 """Texts that heads read before their first round, many at a time: rows of different lengths with padding at the end.
 
-The padding's keys and values are written behind a text, where later columns overwrite them.
+The padding's keys and values are written after a text, where later columns overwrite them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def padded_tokens(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor
 
 
 def padded_part(values: Sequence[Tensor], first: int, count: int) -> Tensor:
-    """[R, N, F] at most ``count`` of each row's values [n, F], starting at ``first``, with zeros behind them."""
+    """[R, N, F] at most ``count`` of each row's values [n, F], starting at ``first``, with zeros after them."""
     parts = [value[first : first + count] for value in values]
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)

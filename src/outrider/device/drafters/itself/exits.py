@@ -1,6 +1,6 @@
 """Drafting with part of the target inside a captured round: its first layers, or all but a few sublayers.
 
-A partial pass reads the target's pages and writes the keys of the guesses behind the text, in the layers that it takes. The
+A partial pass reads the target's pages and writes the keys of the guesses after the text, in the layers that it takes. The
 verifying pass of the same round overwrites them, with the same numbers if the first layers draft. So the drafter has no memory
 of its own, and never has to catch up. The oracles are ``drafters/itself/self_chain.py`` and ``self_growth.py``.
 
@@ -67,7 +67,7 @@ class DeviceExit(DeviceDrafter):
 
 
 Adapt = Callable[[Tensor, int, Sights], Tensor]
-"""Turns states of nodes into [B, M, H] input of the target's norm and head, given how far behind the root they begin and which
+"""Turns states of nodes into [B, M, H] input of the target's norm and head, given how far after the root they begin and which
 nodes they see."""
 
 
@@ -89,7 +89,7 @@ class ExitAnswers(Answers):
         return self._target.logits(self._adapt(states, 1, asked.sights))
 
     def _states(self, tokens: Tensor, lengths: Tensor, sights: Sights) -> Tensor:
-        """[B, M, H] states of nodes [B, M] behind so many [B] tokens."""
+        """[B, M, H] states of nodes [B, M], which follow texts of [B] tokens."""
         assert self._frame.pages is not None, "the target keeps texts in pages"
         target, rows = self._target, Rows(lengths.int(), self._frame.pages, self._target.page_len)
         step = target.step((len(tokens), tokens.shape[1]), rows, sights, num_slots=target.num_slots)

@@ -36,7 +36,7 @@ class Asked:
 
 
 class Answers(ABC):
-    """A drafter in one round."""
+    """The interface to a drafter during one round: the logits after nodes."""
 
     @abstractmethod
     def root(self) -> Tensor:

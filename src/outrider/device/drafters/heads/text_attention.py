@@ -92,7 +92,7 @@ class LateMemory(LayerMemory, ABC):
 
     @final
     def catch_up(self, batch_size: int, columns: HeadColumns, features: Tensor, newest: Tensor) -> Tensor:
-        """Those that were kept have not been read either."""
+        """Stores the columns. Those whose states were kept have not been read either."""
         known, begin = torch.cat([newest, features], 1), columns.starts - self.num_kept
         whole = HeadColumns(columns.slots, begin.clamp(min=0), known.shape[1], columns.texts)
         index = (whole.at() - begin[:, None]).clamp(max=known.shape[1] - 1)
@@ -102,7 +102,7 @@ class LateMemory(LayerMemory, ABC):
 
 @final
 class OpenMemory(LateMemory):
-    """P-EAGLE's layers. A tree begins with one pass over the newest columns and the open places behind them."""
+    """P-EAGLE's layers. A tree begins with one pass over the newest columns and the open places after them."""
 
     def __init__(self, head: ParallelEagle, max_depth: int) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=len(head.layers))
@@ -127,7 +127,7 @@ class OpenMemory(LateMemory):
 
 
 def _again(roots: Roots, columns: HeadColumns) -> Tensor:
-    """[B, N, F] what was kept of columns; behind the last, anything."""
+    """[B, N, F] the values kept of columns. Entries after the last column are arbitrary."""
     num_kept = roots.newest.shape[1]
     index = columns.at() - (roots.num_columns - num_kept)[:, None]
     return chosen(roots.newest, index.clamp(0, num_kept - 1))
@@ -135,7 +135,8 @@ def _again(roots: Roots, columns: HeadColumns) -> Tensor:
 
 @final
 class ChainMemory(LateMemory):
-    """A chain of modules, each a token further. Module k knows the columns that have k tokens more behind them."""
+    """A chain of modules. Each predicts one token further than the one before, so module k can read only columns that k more
+    tokens follow."""
 
     def __init__(self, head: CausalMtp, max_depth: int) -> None:
         super().__init__(head, head.config.layer, head.rotations, num_layers=len(head.layers))
@@ -148,7 +149,8 @@ class ChainMemory(LateMemory):
         return features
 
     def answers(self, roots: Roots) -> Answers:
-        """All modules read, whatever the number of levels: what one leaves out it would never know."""
+        """All modules read the columns, whatever the number of levels. A module that left columns out could never read them
+        later."""
         first = (roots.num_columns - self.num_kept).clamp(min=0)
         states = self._head.target_norm(_again(roots, roots.columns(first, self.num_kept)))
         found = list[Tensor]()

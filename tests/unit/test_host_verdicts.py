@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.walked import path_along, told_rows
+from outrider.engine.host_verdicts import path_along, told_rows
 
 
 @pytest.mark.parametrize(

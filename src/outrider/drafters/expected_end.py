@@ -1,4 +1,4 @@
-"""What drafting ahead needs of drafts and contexts: the path that is expected, what follows it, and parts of two drafts."""
+"""Helpers for drafting ahead: the path expected to be accepted, the context after it, and drafts merged from two."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_path(tree: TokenTree, row: int) -> tuple[int, ...]:
 
 
 def after(tree: TokenTree, row: int, tokens: Sequence[int], path: Sequence[int]) -> list[int]:
-    """The text with the tokens of a path behind it."""
+    """The text with the tokens of a path after it."""
     return [*tokens, *tree.tokens[row, list(path)].tolist()] if path else list(tokens)
 
 
@@ -38,7 +38,7 @@ def after_context(context: Context, texts: Sequence[Sequence[int]]) -> Context:
 
 
 def at_the_end(context: Context, texts: Sequence[Sequence[int]], draws: Draws) -> Context:
-    """The context in which a guess foresees the token that ends this round after ``texts``. The token is chosen as the target
+    """The context in which a guess predicts the token that ends this round after ``texts``. The token is chosen as the target
     chooses, with the noise of its position. For sampled guesses it is drawn as their rules draw it, with the noise of the
     round."""
     later = after_context(context, texts)
@@ -46,7 +46,7 @@ def at_the_end(context: Context, texts: Sequence[Sequence[int]], draws: Draws) -
 
 
 def cut(draft: Draft, plan: Plan) -> Draft:
-    """The beginning of every tree that is within the plan."""
+    """The part of every tree that is within the plan, from the root on."""
     tree = draft.tree
     inside = tree.valid & (tree.depths <= torch.tensor(plan.max_depth, device=tree.tokens.device)[:, None])
     sizes = tuple(map(min, inside.sum(1).tolist(), (nodes + 1 for nodes in plan.max_nodes)))

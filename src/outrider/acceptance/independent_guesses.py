@@ -20,7 +20,7 @@ from outrider.core.random_source import RandomSource
 from outrider.core.verdict import RowVerdict
 
 
-class TogetherRule(AcceptanceRule, ABC):
+class IndependentGuessesRule(AcceptanceRule, ABC):
     """Lossless for independent guesses. A subclass decides which of the guesses below a node is accepted."""
 
     exact_for: ClassVar = (Draws.IID,)

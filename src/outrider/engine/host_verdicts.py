@@ -32,8 +32,8 @@ def verdicts_of(rule: AcceptanceRule, draft: Draft, law: Law, noise: Noise, *, a
 def told_rows(
     tokens: Sequence[Sequence[int]], paths: Sequence[Sequence[int]], ends: Sequence[int], num_nodes: int
 ) -> list[tuple[list[int], list[int]]]:
-    """For each row, its nodes without those off ``paths``, and the token after each node: along the path the next node's token,
-    then the one of ``ends``."""
+    """For each row, its nodes on ``paths``, with the others removed, and the token after each node. Along the path that is the
+    next node's token, and at the end the token of ``ends``."""
     found = list[tuple[list[int], list[int]]]()
     for row, path, end in zip(tokens, paths, ends, strict=True):
         nodes, following = [-1] * num_nodes, [0] * num_nodes
