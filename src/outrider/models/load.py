@@ -85,8 +85,7 @@ def _load(source: Source, dtype: str | None, place: torch.device, *, max_len: in
     if config is None:
         refuse(speed)
         if speed.page_len:
-            what = f"page_len = {speed.page_len} is not available for this model"
-            raise OptionError(f"{what}, which transformers runs; leave it out")
+            raise OptionError(f"page_len = {speed.page_len} is not available: transformers runs this model; leave it out")
         from outrider.models.hf import HFModel, check_quantisation
 
         check_quantisation(raw)
@@ -108,9 +107,8 @@ def lean_config(path: Path) -> ModelConfig:
         return _gguf_config(read_gguf(str(path)))
     config = config_of(read_config(path))
     if config is None:
-        raise OptionError(
-            f"{path} is run by transformers' own modules, which are not divided; leave tensor_parallel and draft_parallel out"
-        )
+        what = f"{path} is run by transformers' own modules, which are not divided"
+        raise OptionError(f"{what}; leave tensor_parallel and draft_parallel out")
     return config
 
 
