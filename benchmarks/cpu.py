@@ -58,7 +58,8 @@ STORIES = (
     "Tom and Lily went to the park. They saw a big dog. The dog was sad because it had lost its bone. Tom said to Lily: ",
 )
 _PLACES = re.compile(r"(?<![^ ,=])/[^ ,=]+")
-COPYING = {"prompt-lookup": Setting("prompt-lookup"), "suffix": Setting("suffix")}
+COPYING = {"prompt-lookup": Setting("prompt-lookup"), "suffix": Setting("suffix", options={"memory_tokens": 0})}
+"""Without a memory of earlier answers: the prompts come back in every round, and a memory would hold their texts."""
 DRAFTING = {
     "draft-model K=4": Setting("draft-model", options={"num_draft_tokens": 4}),
     "draft-model": Setting("draft-model"),

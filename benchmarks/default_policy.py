@@ -33,6 +33,8 @@ from outrider.core.own_time import own_seconds
 from outrider.engine.step import Engine
 from outrider.methods import METHODS
 
+NO_MEMORY = {name: {"memory_tokens": 0} for name in ("suffix", "hybrid")}
+"""Options of drafters that would remember the answers of earlier repetitions of the same prompts."""
 WHAT = "the default policy against the best fixed length and plain decoding, medians with 95 % intervals, by own time"
 
 
@@ -53,10 +55,11 @@ def measure(llm: LLM, drafter: str, suite: Suite, args: argparse.Namespace) -> d
     """One family, which is all that its policy knows, as where it is served alone."""
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
     prompts = encoded(llm, suite.first(args.prompts))
-    fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=int(k)) for k in args.lengths.split(",")}
+    own = NO_MEMORY.get(drafter, {})
+    fixed = {f"K={k}": llm.compose(drafter, num_draft_tokens=int(k), **own) for k in args.lengths.split(",")}
     chosen = times_of(llm, fixed, prompts, params, args.choosing)
     best = min(fixed, key=lambda name: total(chosen[name]))
-    last = {"plain": llm.compose("plain"), best: fixed[best], "adaptive": llm.compose(drafter, policy="adaptive")}
+    last = {"plain": llm.compose("plain"), best: fixed[best], "adaptive": llm.compose(drafter, policy="adaptive", **own)}
     times = times_of(llm, last, prompts, params, args.rounds)
     ratios = [ratio_of(times["adaptive"], times[other]).to_json() for other in (best, "plain")]
     return {"best": best, "best_to_plain": total(times["plain"]) / total(times[best]), "ratios": ratios}
@@ -83,7 +86,8 @@ def every(llm: LLM, suites: list[str], args: argparse.Namespace) -> None:
         prompts = encoded(llm, suite.first(args.prompts))
         for name in args.rows.split(",") if args.rows else METHODS:
             try:
-                method = llm.compose(name) if name == "plain" else llm.compose(name, policy="adaptive")
+                own = {} if name == "plain" else {"policy": "adaptive"} | NO_MEMORY.get(name, {})
+                method = llm.compose(name, **own)
             except OutriderError as error:
                 print(f"{name:<16} left out: {error}")
                 continue
