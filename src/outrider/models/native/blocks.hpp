@@ -56,9 +56,9 @@ struct Ahead {
     template <class T> static Ahead of(const T* from, size_t size) {
         return {reinterpret_cast<const char*>(from), reinterpret_cast<const char*>(from + size)};
     }
-    template <int HINT = 2> void bring_one() {
+    void bring_one() {
         if (at >= end) return;
-        fetch<HINT>(at, 1);
+        fetch<2>(at, 1);
         at += 64;
     }
 };

@@ -92,7 +92,7 @@ static void multiply_panel_rows(int rows, const InputSpan* x, const W* w, int un
         const void* at = w[k / W::SPANS].numbers[k % W::SPANS];
         if constexpr (IS_WRITTEN<W>) at = numbers + size_t(k) * SPAN_BYTES;
         if (k < num_spans) multiply_span<W>(x, at, sums[k % 2]);
-        for (int line = 0; line < lines; line++) next.bring_one<3>();
+        for (int line = 0; line < lines; line++) next.bring_one();
         if (k) scale_span<R>(x - PANEL_ROWS, w[(k - 1) / W::SPANS], (k - 1) % W::SPANS, sums[(k - 1) % 2], acc);
     }
 #pragma GCC unroll 16
@@ -100,23 +100,24 @@ static void multiply_panel_rows(int rows, const InputSpan* x, const W* w, int un
         if (r < rows) store(found + size_t(r) * wide, acc[r]);
 }
 // All rows times `count` blocks of a type. Some inputs of all rows are multiplied with every block in turn. Meanwhile the weights that are
-// multiplied next come into the first-level cache; `then` are those after all of these.
+// multiplied next come into the second-level cache; `then` are those after all of these.
 template <class W>
 static void multiply_by_tiles(int rows, Spans<InputSpan, PANEL_ROWS> x, const W* w, int count, int units, const W* then, float* found, int wide) {
-    constexpr int AT_ONCE = SPANS_AT_ONCE / W::SPANS, LINES = int(sizeof(W)) * AT_ONCE / 64;
+    const int most = SPANS_AT_ONCE / W::SPANS, parts = up(units, most) / most, at_once = up(units, parts) / parts;
     alignas(64) int8_t numbers[IS_WRITTEN<W> ? SPANS_AT_ONCE * SPAN_BYTES : 1];
     shape_whole_tiles(rows);
-    for (int first = 0; first < units; first += AT_ONCE) {
-        const int end = std::min(units, first + AT_ONCE), steps = (end - first) * W::SPANS * up(rows, PANEL_ROWS) / PANEL_ROWS;
+    for (int first = 0; first < units; first += at_once) {
+        const int end = std::min(units, first + at_once), steps = (end - first) * W::SPANS * up(rows, PANEL_ROWS) / PANEL_ROWS;
+        const int lines = up(int(sizeof(W)) * at_once / 64, steps) / steps;
         for (int b = 0; b < count; b++) {
             const W *block = w + size_t(b) * units + first, *later = b + 1 < count ? block + units : end < units ? w + end : then;
-            Ahead next = Ahead::of(later, later ? AT_ONCE : 0);
+            Ahead next = Ahead::of(later, later ? at_once : 0);
             if constexpr (IS_WRITTEN<W>) write_numbers(block, end - first, numbers);
             for (int row = 0; row < rows; row += PANEL_ROWS) {
                 const auto multiply = [&]<int R>() {
                     float* to = found + size_t(row) * wide + b * BLOCK;
                     const InputSpan* from = x.from(row).at(first * W::SPANS);
-                    multiply_panel_rows<R>(std::min(rows - row, R), from, block, end - first, numbers, !first, to, wide, next, up(LINES, steps) / steps);
+                    multiply_panel_rows<R>(std::min(rows - row, R), from, block, end - first, numbers, !first, to, wide, next, lines);
                 };
                 switch (panel_for(rows)) {
                     case PANEL_ROWS / 4: multiply.template operator()<PANEL_ROWS / 4>(); break;
