@@ -100,7 +100,8 @@ def vllm(job: dict[str, Any]) -> tuple[Run, str]:
         "plain": None,
         "ngram": {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
         "draft-model": {"method": "draft_model", "model": job["draft"], "num_speculative_tokens": k},
-        "suffix": {"method": "suffix", "num_speculative_tokens": k},
+        # prompts come back in every round, and it would remember their answers
+        "suffix": {"method": "suffix", "num_speculative_tokens": k, "suffix_decoding_max_cached_requests": 0},
     }[job["variant"]]
     more = {"speculative_config": speculative} if speculative else {}
     llm = engine.LLM(job["model"], dtype=job["dtype"], max_model_len=job["max_len"], enable_prefix_caching=False, **more)
