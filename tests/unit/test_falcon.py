@@ -90,7 +90,7 @@ def test_less_is_revealed_from_step_to_step() -> None:
     with pytest.raises(OptionError, match="glance = 2"):
         HeadSettings(glance=2)
     batch = packed([TEXT], (TARGET.num_layers,))
-    with pytest.raises(OptionError, match="eagle1 heads do not glance"):
+    with pytest.raises(OptionError, match="eagle1 heads cannot learn by glancing"):
         HeadObjective(random_head("eagle1"), TARGET, HeadSettings(glance=0.4))(batch)
 
 

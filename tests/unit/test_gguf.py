@@ -386,7 +386,7 @@ def test_models_we_cannot_load_are_named(tmp_path: Path) -> None:
         "one part of several": ({"split.count": 2}, {}),
         "differs between layers": ({"llama.attention.head_count": [4, 2]}, {}),
         "is 0, not a positive": ({"llama.attention.head_count": 0}, {}),
-        "'blk.0.ffn_gate_inp.weight' has no place": ({}, {"blk.0.ffn_gate_inp.weight": torch.ones(2)}),
+        "'blk.0.ffn_gate_inp.weight' is unknown": ({}, {"blk.0.ffn_gate_inp.weight": torch.ones(2)}),
     }
     for message, (more_metadata, more_tensors) in refused.items():
         file = read_gguf(write_gguf(tmp_path / "m.gguf", metadata | more_metadata, tensors | more_tensors))
