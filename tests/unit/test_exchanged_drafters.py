@@ -30,3 +30,14 @@ def test_a_drafter_that_had_to_wait_is_tried_later() -> None:
         play(policy, useless, 30)
     play(policy, useless, 600)
     assert play(policy, good, 600).merit(good, 300) >= 0.8 * good.speed_of(good.best())
+
+
+def test_exchanges_of_good_drafters_cost_little() -> None:
+    """Each is as good as the one before, so what was seen of that one is a better prior than none."""
+    good, policy = Machine(constant(0.9), 0.1, _linear), Adaptive()
+    play(policy, good, 300)
+    speeds = list[float]()
+    for _ in range(40):
+        policy.forget(None)
+        speeds.append(play(policy, good, 20).merit(good))
+    assert sum(speeds) / 40 >= 0.968 * good.speed_of(good.best())

@@ -83,14 +83,18 @@ class Adaptive(Policy):
         self._source, self.costs = prices, CostModel()
 
     def forget(self, state: _State | None) -> None:
-        """Forget the acceptance of guesses. Costs stay, because they belong to the machine. Losses stay too: learning may
-        replace a drafter every few rounds, and each may only lose what time has paid for."""
-        self._clear()
+        """Forget what was seen of acceptance. A drafter that learned is like the one before, so the new prior lies halfway
+        between the rates of that one and the usual prior. Costs stay, because they belong to the machine. Losses stay too:
+        learning may replace a drafter every few rounds, and each may only lose what time has paid for."""
+        self.learn()
+        self.usual.refresh()
+        known = self.usual.by_spread[self._spreads[0]]
+        self._clear([(rate + self.options.prior_acceptance) / 2 for rate in known])
         if state is not None:
             state.rows, state.plans, state.is_behind = self._fresh(len(state.rows)), {}, True
 
-    def _clear(self) -> None:
-        self.usual = Usual(self._spreads, [self.options.prior_acceptance] * self.options.num_draft_tokens)
+    def _clear(self, prior: Sequence[float] | None = None) -> None:
+        self.usual = Usual(self._spreads, prior or [self.options.prior_acceptance] * self.options.num_draft_tokens)
         self.found, self.trust = PositionRates(TUNING.memory), Account(TUNING.memory)
         self._rounds: list[tuple[_State, Observation]] = []
 
