@@ -22,6 +22,7 @@ from outrider.bench.provenance import results_head
 from outrider.models.native.instruction_sets import sets_here
 
 sys.path.insert(0, str(Path(__file__).parent))
+from cpu import shown
 from cpu_costs import NODES
 
 Row = dict[str, Any]
@@ -70,10 +71,6 @@ def row_of(version: str, isa: str, model: str, dtype: str, runs: list[Row]) -> R
     }
 
 
-def shown(word: str) -> str:
-    return Path(word).name if word.endswith(".gguf") else word
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="*", default=["bundled"])
@@ -95,9 +92,7 @@ def main() -> None:
             runs.setdefault((model, dtype, isa, version), []).append(row)
     what = "CPU milliseconds of passes on one thread, the least of all, one process for each instruction set, in turns"
     document = results_head(what, script="benchmarks/cpu_sets.py")
-    words = document["command"].split()
-    pairs = zip(["", *words], words, strict=False)
-    document["command"] = " ".join("CHECKOUT" if before == "--before" else shown(word) for before, word in pairs)
+    document["command"] = shown(document["command"])
     document["rows"] = [row_of(version, isa, model, dtype, found) for (model, dtype, isa, version), found in runs.items()]
     if args.json:
         args.json.write_text(json.dumps(document, indent=1) + "\n")

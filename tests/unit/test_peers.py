@@ -40,6 +40,9 @@ def test_where_an_engine_lives(monkeypatch) -> None:
     assert (named.model, named.dtype, named.name) == (bundled_path("target"), "bfloat16", "openvino-folder")
     with pytest.raises(OptionError, match="did you mean 'dtype'"):
         spec("openvino=/ov/python,type=bfloat16")
+    for wrong in ("two", "0", "-1", ""):
+        with pytest.raises(OptionError, match=f"threads={wrong} of peer openvino is not valid"):
+            spec(f"openvino=/ov/python,threads={wrong}")
     with pytest.raises(OptionError, match="did you mean 'hugging-face'"):
         spec("huggingface")
 

@@ -55,8 +55,10 @@ class PeerSpec:
         if unknown := next((name for name in given if name not in _GIVEN), None):
             raise OptionError(f"unknown setting {unknown!r} of peer {engine}; {nearest(unknown, _GIVEN)}")
         paths = (given.get("model", model), given.get("draft", draft))
-        threads = int(given["threads"]) if "threads" in given else None
-        return PeerSpec(engine, python, *paths, given.get("dtype"), threads, given.get("name"))
+        threads = given.get("threads")
+        if threads is not None and not (threads.isdecimal() and int(threads)):
+            raise OptionError(f"threads={threads} of peer {engine} is not valid; use a positive number")
+        return PeerSpec(engine, python, *paths, given.get("dtype"), int(threads) if threads else None, given.get("name"))
 
 
 def _default_python(engine: str) -> str:
