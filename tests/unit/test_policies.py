@@ -21,7 +21,7 @@ from outrider.policies.bandit import Bandit, BanditOptions
 from outrider.policies.confidence import Confidence, ConfidenceOptions, best_threshold
 from outrider.policies.entropy import Entropy, EntropyOptions
 from outrider.policies.heuristic import Heuristic, HeuristicOptions
-from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lengths import plan_of
 from outrider.policies.optimal import Optimal, OptimalOptions, best_length
 from outrider.policies.rates import PositionRates, reach_of
 from outrider.policies.threshold import Threshold, ThresholdOptions
@@ -269,5 +269,5 @@ def test_trees_get_nodes_in_proportion() -> None:
     assert plan_of([0, 1, 4, 8], 8, None).max_nodes == (0, 1, 4, 8)
     assert plan_of([0, 1, 4, 8], 8, 60).max_nodes == (0, 8, 30, 60)
     tree = TokenTree.of_rows([([5, 7, 3, 9], [-1, 0, 0, 1]), ([5], [-1])])
-    assert depths_of(tree) == [2, 0]
+    assert tree.heights == [2, 0]
     assert torch.equal(tree.valid.sum(1), torch.tensor([4, 1]))

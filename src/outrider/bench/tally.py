@@ -14,7 +14,6 @@ from itertools import zip_longest
 from typing import Any
 
 from outrider.core.interfaces import Observation
-from outrider.policies.lengths import depths_of
 
 
 @dataclass
@@ -76,7 +75,7 @@ class Tally:
             self.num_guesses += size - 1
             self.num_accepted += len(path) - 1
             self._count(len(path) - 1, tested_further=_has_children(seen, row))
-        for depth in depths_of(seen.draft.tree):
+        for depth in seen.draft.tree.heights:
             self.drafted += [0] * (depth - len(self.drafted))
             for k in range(depth):
                 self.drafted[k] += 1

@@ -71,6 +71,13 @@ class TokenTree:
             return torch.arange(self.num_nodes, device=self.tokens.device).expand(self.batch_size, -1)
         return self.ancestors.sum(-1) - 1
 
+    @cached_property
+    def heights(self) -> list[int]:
+        """Guesses along the longest path of each row."""
+        if self.is_chain:
+            return [size - 1 for size in self.sizes]
+        return [_height(parents[:size]) for parents, size in zip(self.parents.tolist(), self.sizes, strict=True)]
+
     def path(self, row: int, node: int) -> list[int]:
         """Nodes from the root's child down to ``node``; empty for the root."""
         parents = self.parents[row].tolist()
@@ -112,6 +119,14 @@ class TokenTree:
             return TokenTree.chain(torch.tensor(tokens, device=device), [len(row) for row, _ in rows])
         sizes = tuple(len(row) for row, _ in rows)
         return TokenTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), sizes)
+
+
+def _height(parents: Sequence[int]) -> int:
+    """Longest distance from the root, which is the first node. Every round asks for it, so it needs no matrix products."""
+    depths = list[int]()
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return max(depths, default=0)
 
 
 @lru_cache(maxsize=64)

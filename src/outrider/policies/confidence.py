@@ -21,7 +21,7 @@ from outrider.core.interfaces import Observation, Plan, Policy, RowState, StopRu
 from outrider.core.sampling import Law
 from outrider.policies.checks import check_between, check_count, check_nodes
 from outrider.policies.draft_law import probability_of
-from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lengths import plan_of
 
 _FEWEST = 6
 """Outcomes that are needed before the threshold moves."""
@@ -112,7 +112,7 @@ class Confidence(Policy):
         if not self.options.adapt or state.rule is None or not state.rule.seen:  # the drafter did not ask
             return
         seen = state.rule.seen
-        outcomes = zip(depths_of(observation.draft.tree), observation.num_accepted, strict=True)
+        outcomes = zip(observation.draft.tree.heights, observation.num_accepted, strict=True)
         for b, (row, (drafted, accepted)) in enumerate(zip(state.rows, outcomes, strict=True)):
             tested = range(min(accepted + 1, drafted))
             row.outcomes += [(seen[depth][b], depth < accepted) for depth in tested]

@@ -27,7 +27,7 @@ from outrider.core.interfaces import Observation, Plan, Policy, RowState, StopRu
 from outrider.core.sampling import Law
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
 from outrider.policies.draft_law import entropy_of
-from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lengths import plan_of
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Entropy(Policy):
 
     def update(self, state: _State, observation: Observation) -> None:
         planned = observation.plan.max_depth if observation.plan else (self.options.num_draft_tokens,) * len(state.levels)
-        for b, (drafted, accepted) in enumerate(zip(depths_of(observation.draft.tree), observation.num_accepted, strict=True)):
+        for b, (drafted, accepted) in enumerate(zip(observation.draft.tree.heights, observation.num_accepted, strict=True)):
             if drafted:
                 state.rates[b] = 0.5 * state.rates[b] + 0.5 * accepted / drafted
             state.levels[b] += 0.1 * self._steer(state.rates[b], drafted, planned[b])

@@ -18,7 +18,7 @@ from typing import final
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.policies.checks import check_count, check_nodes, check_order
-from outrider.policies.lengths import captured_lengths, depths_of, plan_of
+from outrider.policies.lengths import captured_lengths, plan_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Heuristic(Policy):
         return plan_of(state.lengths, self.options.max_draft_tokens, self.options.num_tree_nodes)
 
     def update(self, state: Lengths, observation: Observation) -> None:
-        outcomes = zip(depths_of(observation.draft.tree), observation.num_accepted, strict=True)
+        outcomes = zip(observation.draft.tree.heights, observation.num_accepted, strict=True)
         state.lengths = [
             self._next(length, drafted, accepted) for length, (drafted, accepted) in zip(state.lengths, outcomes, strict=True)
         ]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from outrider.core.device_round import CapturedShape
 from outrider.core.interfaces import Doubt, Plan, StopRule
 from outrider.core.reason import Reason, ReasonCode
-from outrider.core.tree import TokenTree
 
 
 def plan_of(
@@ -55,10 +54,3 @@ def captured_lengths(longest: int, num_tree_nodes: int | None) -> CapturedShape:
     """All lengths up to the longest."""
     plans = {length: plan_of([length], longest, num_tree_nodes) for length in range(1, longest + 1)}
     return CapturedShape({length: plan.max_nodes[0] for length, plan in plans.items()})
-
-
-def depths_of(tree: TokenTree) -> list[int]:
-    """Guesses along the longest path of each row."""
-    if tree.is_chain:
-        return [size - 1 for size in tree.sizes]
-    return (tree.depths * tree.valid).amax(1).tolist()

@@ -22,7 +22,7 @@ from typing import final
 from outrider.core.interfaces import Observation, Plan, Policy, RowState
 from outrider.core.prices import between
 from outrider.policies.checks import check_between, check_count, check_nodes, check_order
-from outrider.policies.lengths import depths_of, plan_of
+from outrider.policies.lengths import plan_of
 from outrider.policies.rates import PositionRates, reach_of
 from outrider.policies.tuning import TUNING
 
@@ -120,7 +120,7 @@ class Optimal(Policy):
         return plan_of(lengths, self.options.num_draft_tokens, self.options.num_tree_nodes)
 
     def update(self, state: _State, observation: Observation) -> None:
-        drafted = depths_of(observation.draft.tree)
+        drafted = observation.draft.tree.heights
         self.costs[len(drafted)].record(max(drafted), observation.seconds)
         for rates, num_drafted, num_accepted in zip(state.rates, drafted, observation.num_accepted, strict=True):
             if num_drafted:

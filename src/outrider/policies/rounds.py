@@ -11,7 +11,6 @@ import torch
 from outrider.core.interfaces import Observation, Plan
 from outrider.core.reason import ReasonCode
 from outrider.core.scores import Scores
-from outrider.policies.lengths import depths_of
 
 _NO_SCORES = Scores(torch.empty(0))
 
@@ -42,7 +41,7 @@ def shape_of(seen: Observation) -> tuple[Sequence[int], Sequence[int], int, int]
     """Guesses along a path that were asked for and that were found, by row. Then the longest path, and the guesses of a row in
     the pass. A tree counts as many guesses as were asked for, since their number follows the plan."""
     tree, plan = seen.draft.tree, seen.plan
-    found = depths_of(tree)
+    found = tree.heights
     length = max(found)
     width = max(round(sum(found) / len(found)), min(length, 1))
     if not tree.is_chain and sum(tree.sizes) - len(found) != sum(found):
