@@ -233,3 +233,11 @@ def test_purses_are_bounded() -> None:
 
 def test_the_default_policy_has_at_most_ten_constants() -> None:
     assert len(fields(TUNING)) <= 10
+
+
+def test_a_long_draft_that_had_a_prompt_to_read_is_not_priced_by_it() -> None:
+    """A hybrid asks its draft model late: the first long draft then takes the time of a whole prompt."""
+    costs = BatchCosts(1)
+    for length, draft in zip(TUNING.calibration, (0, 0.1, 0.1, 0, 0.4, 0.4, 6.0, 6.0), strict=True):
+        costs.record(length, length, [draft] if length else [], [1.0])
+    assert costs.trial is None and 0.8 <= costs.at(1, 8) <= (1 + TUNING.outlier) * 0.8

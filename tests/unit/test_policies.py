@@ -18,6 +18,7 @@ from outrider.core.interfaces import Plan, Policy
 from outrider.core.tree import TokenTree
 from outrider.policies.adaptive import Adaptive
 from outrider.policies.bandit import Bandit, BanditOptions
+from outrider.policies.belief import Usual
 from outrider.policies.confidence import Confidence, ConfidenceOptions, best_threshold
 from outrider.policies.entropy import Entropy, EntropyOptions
 from outrider.policies.heuristic import Heuristic, HeuristicOptions
@@ -97,6 +98,23 @@ def test_an_untested_position_is_not_a_hopeless_one() -> None:
         rates.record((1, False))  # only the first position is drafted now
     assert rates.inherited([0.7] * 3)[1] > 0.9
     assert rates.inherited([0.7] * 3)[2] > 0.9
+
+
+def test_a_chain_that_was_never_tried_does_not_make_wider_trees_look_better() -> None:
+    """Two guesses at a level miss more than half of the time, so one guess does too."""
+    usual = Usual((1.0, 2.0), [0.7] * 3)
+    usual.record({1.0: [], 2.0: [(0, True)] * 60 + [(1, True)] * 40}, 0)
+    usual.refresh()
+    assert usual.by_spread[2.0][0] == pytest.approx(0.4, abs=0.03)
+    assert usual.by_spread[1.0][0] <= usual.by_spread[2.0][0]
+
+
+def test_what_is_known_of_chains_carries_over_to_trees() -> None:
+    usual = Usual((1.0, 2.0), [0.7] * 3)
+    usual.record({1.0: [(0, True)] * 60 + [(1, True)] * 40, 2.0: []}, 0)
+    usual.refresh()
+    assert usual.by_spread[1.0][0] == pytest.approx(0.4, abs=0.03)
+    assert usual.by_spread[2.0][0] == pytest.approx(1 - TUNING.wider * (1 - usual.by_spread[1.0][0]))
 
 
 def brute_force(rates: list[float], cost: float, score, longest: int) -> int:

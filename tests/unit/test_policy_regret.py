@@ -202,7 +202,7 @@ TREES = {
 def test_chains_and_trees_compete(name: str, num_rows: int, num_rounds: int) -> None:
     """Up to eight levels of four guesses: the policy finds depth and width, and small chains are among them."""
     trees, options, first, later = TREES[name], AdaptiveOptions(num_draft_tokens=8, num_tree_nodes=32), [], []
-    for seed in (0, 1):
+    for seed in range(4):
         tally = played(informed(trees, options), trees, num_rows, num_rounds, seed=seed)
         first.append(tally.share())
         later.append(tally.share(100))

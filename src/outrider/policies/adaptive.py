@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import itemgetter
 from typing import final
 
@@ -27,7 +28,7 @@ from outrider.policies.cost_model import DRAFT, REST, BatchCosts, CostModel
 from outrider.policies.lengths import captured_lengths, nearest_spread, nodes_of, spreads_of
 from outrider.policies.loss_budget import LossBudget
 from outrider.policies.rates import Outcome, PositionRates, reach_of
-from outrider.policies.rounds import CostKind, is_probe, shape_of, without_scores
+from outrider.policies.rounds import CostKind, Lesson
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
 
@@ -96,7 +97,7 @@ class Adaptive(Policy):
     def _clear(self, prior: Sequence[float] | None = None) -> None:
         self.usual = Usual(self._spreads, prior or [self.options.prior_acceptance] * self.options.num_draft_tokens)
         self.found, self.trust = PositionRates(TUNING.memory), Account(TUNING.memory)
-        self._rounds: list[tuple[_State, Observation]] = []
+        self._rounds: list[tuple[_State, Lesson]] = []
 
     def _fresh(self, num_rows: int) -> list[Account]:
         return [Account(self.options.horizon) for _ in range(num_rows)]
@@ -128,7 +129,9 @@ class Adaptive(Policy):
     def update(self, state: _State, observation: Observation) -> None:
         """Record a round. Early rounds may spend a larger share on planning."""
         self.num_rounds += 1
-        self._rounds.append((state, without_scores(observation)))
+        lesson = Lesson.of(observation, nearest_spread(observation.plan, self._spreads), was_behind=state.is_behind)
+        state.is_behind = not lesson.kind.is_asked
+        self._rounds.append((state, lesson))
         self._unpaid -= TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1) * observation.seconds
 
     def _think(self, state: _State) -> Plan:
@@ -202,39 +205,33 @@ class Adaptive(Policy):
         """Learn from the rounds since the last time. Rounds of one kind are learnt from together, because each lesson takes
         time. In a large batch, some rows are used now and the others in the next round."""
         rounds, self._rounds = self._rounds, []
-        kinds = defaultdict[CostKind, list[Observation]](list)
-        found, num_plain = list[Outcome](), 0
+        kinds, found, num_plain = defaultdict[CostKind, list[Lesson]](list), list[Outcome](), 0
         accepted = {spread: list[Outcome]() for spread in self._spreads}
+        expected = {spread: list(accumulate(rates, initial=0.0)) for spread, rates in self.usual.by_spread.items()}
         for number, (state, seen) in enumerate(rounds, self.num_rounds):
-            asked, reached, length, width = shape_of(seen)
-            kind = CostKind(
-                len(asked), seen.prompts.num_places, length, width, any(asked), state.is_behind, is_probe(seen.plan)
-            )
-            kinds[kind].append(seen)
-            state.is_behind = not kind.is_asked
-            num_plain += not kind.is_asked
-            spread = nearest_spread(seen.plan, self._spreads)
-            every = 1 + len(asked) // (8 if number > self.options.horizon else 32)
-            for row in range(number % every, len(asked), every):
-                passed, tried, got = seen.num_accepted[row], asked[row], min(reached[row], asked[row])
+            kinds[seen.kind].append(seen)
+            num_plain += not seen.kind.is_asked
+            every = 1 + len(seen.asked) // (8 if number > self.options.horizon else 32)
+            for row in range(number % every, len(seen.asked), every):
+                passed, tried, got = seen.accepted[row], seen.asked[row], min(seen.found[row], seen.asked[row])
                 tested = min(passed + 1, tried)
-                state.rows[row].record(tested, sum(self.usual.by_spread[spread][:tested]), passed)
+                state.rows[row].record(tested, expected[seen.spread][tested], passed)
                 if tried:
-                    accepted[spread].append((passed, passed < tried))
+                    accepted[seen.spread].append((passed, passed < tried))
                     found.append((got, got < tried))
-                    if seen.draft.beliefs and got:
-                        self.trust.record(min(passed + 1, got), sum(seen.draft.beliefs[row][: passed + 1]), passed)
+                    if seen.beliefs and got:
+                        self.trust.record(min(passed + 1, got), sum(seen.beliefs[row][: passed + 1]), passed)
         for kind, alike in kinds.items():
             self._learn_costs(kind, alike)
         self.usual.record(accepted, num_plain)
         if self.found.means or any(failed for _, failed in found):  # most drafters always find: no news
             self.found.record(*found)
 
-    def _learn_costs(self, kind: CostKind, rounds: Sequence[Observation]) -> None:
+    def _learn_costs(self, kind: CostKind, rounds: Sequence[Lesson]) -> None:
         """Record what rounds of one kind took, and what they lost."""
         keep = (1 - 1 / TUNING.memory) ** len(rounds)
         self._num_read = keep * self._num_read + sum(seen.prompts.num_tokens for seen in rounds)
-        self._num_emitted = keep * self._num_emitted + sum(len(path) for seen in rounds for path in seen.paths)
+        self._num_emitted = keep * self._num_emitted + sum(seen.num_tokens for seen in rounds)
         self._padded = rounds[-1].padded
         costs = self.costs.of(kind.num_rows, kind.num_prompt_places)
         if not kind.is_asked:
@@ -246,13 +243,13 @@ class Adaptive(Policy):
         costs.record(kind.length, kind.width, drafts, [seen.seconds - seen.draft_seconds for seen in rounds])
         usual = math.inf if kind.was_behind else (1 + TUNING.outlier) * costs.usual(kind.length, kind.width)
         cost = sum(min(seen.seconds, usual) for seen in rounds) / (costs.pace * costs.plain)
-        worth = sum(self._worth(seen, kind.num_rows) for seen in rounds)
+        worth = sum(self._worth(seen) for seen in rounds)
         self.budget.book(cost, worth - cost, is_probe=kind.is_probe)
 
-    def _worth(self, seen: Observation, num_rows: int) -> float:
+    def _worth(self, seen: Lesson) -> float:
         """Plain rounds that a round was worth. Its tokens count as far as waiting prompts can supply them."""
-        tokens = 1 + sum(seen.num_accepted) / max(sum(map(bool, seen.paths)), 1)
-        most = self._most(seen.prompts) / num_rows
+        tokens = 1 + sum(seen.accepted) / max(seen.num_live, 1)
+        most = self._most(seen.prompts) / seen.kind.num_rows
         return min(tokens, most) / min(1.0, most)
 
 

@@ -68,9 +68,18 @@ class Usual:
             self.seen[spread].fade(num_plain / 2 + 2 * (total - len(outcomes)))
 
     def refresh(self) -> None:
-        """Compute the rates again. A wider level never has a lower rate than a narrower one."""
+        """Compute the rates again. Each spread learns from the others: first the narrower ones from the wider, then the wider
+        ones from the narrower, none of which has a higher rate."""
         self.by_spread = dict[float, list[float]]()
-        prior, least = self._prior, [0.0] * len(self._prior)
+        prior, least = self._chain_prior(), [0.0] * len(self._prior)
         for spread, seen in self.seen.items():
             least = self.by_spread[spread] = list(map(max, seen.inherited(prior), least))
             prior = [1 - TUNING.wider * (1 - rate) for rate in least]
+
+    def _chain_prior(self) -> list[float]:
+        """The prior rates of a chain, halfway between the usual ones and those that the rates of wider trees imply."""
+        wider = list(self.seen.values())[:0:-1]
+        prior = [1 - TUNING.wider ** len(wider) * (1 - rate) for rate in self._prior]
+        for seen in wider:
+            prior = [1 - (1 - rate) / TUNING.wider for rate in seen.inherited(prior)]
+        return [(usual + implied) / 2 for usual, implied in zip(self._prior, prior, strict=True)]

@@ -132,10 +132,13 @@ class BatchCosts:
         self.trial = self._next_trial() if is_trial else None
 
     def _measure(self, part: int, place: int, times: Sequence[float]) -> None:
-        """Let the first rounds give the price of a place. A round may be slow by chance, but never fast. A drafter that found
-        nothing is assumed to cost nothing."""
+        """Let the first rounds give the price of a place. A round may be slow by chance, but never fast: a long draft that took
+        more per guess than a shorter one had something to read. A drafter that found nothing is assumed to cost nothing."""
         known = self._first[part]
         known[place] = min(*(seconds / self.pace for seconds in times), known.get(place, math.inf))
+        if part == DRAFT:
+            most = min((known[less] / less for less in known if 0 < less < place), default=math.inf)
+            known[place] = min(known[place], (1 + TUNING.outlier) * most * place)
         rests, drafts = (tuple(sorted(known.items())) for known in self._first)
         self.prices = Prices(self._passes or ((self.num_rows, rests),), ((self.num_rows, drafts),))
         self._price.cache_clear()

@@ -9,6 +9,7 @@ never was) a rate falls back to its prior.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
@@ -36,14 +37,14 @@ class PositionRates:
     def record(self, *rounds: Outcome) -> None:
         """Learn from rounds. Earlier evidence fades by as many rounds."""
         self.fade(len(rounds))
-        for num_passed, failed in rounds:
+        for (num_passed, failed), count in Counter(rounds).items():
             missing = num_passed + failed - len(self.means)
             self.means, self.weights = self.means + [0.0] * missing, self.weights + [0.0] * missing
             self.counts += [0] * missing
             for position in range(num_passed + failed):
-                self.counts[position] += 1
-                self.weights[position] += 1
-                self.means[position] += ((position < num_passed) - self.means[position]) / self.weights[position]
+                self.counts[position] += count
+                self.weights[position] += count
+                self.means[position] += count * ((position < num_passed) - self.means[position]) / self.weights[position]
 
     def fade(self, num_rounds: float) -> None:
         """Let the evidence fade as after so many rounds without a test."""

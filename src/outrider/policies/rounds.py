@@ -1,18 +1,13 @@
-"""A round as the default policy stores it until it has time to learn from it, and what rounds have in common."""
+"""What the default policy keeps of a round until it has time to learn from it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
-from outrider.core.interfaces import Observation, Plan
+from outrider.core.interfaces import Observation
+from outrider.core.prompt_reading import Prompts
 from outrider.core.reason import ReasonCode
-from outrider.core.scores import Scores
-
-_NO_SCORES = Scores(torch.empty(0))
 
 
 class CostKind(NamedTuple):
@@ -28,24 +23,41 @@ class CostKind(NamedTuple):
     is_probe: bool
 
 
-def without_scores(seen: Observation) -> Observation:
-    """The observation without its large parts."""
-    return replace(seen, scores=_NO_SCORES, draft=replace(seen.draft, q=None, resume=None))
+class Lesson(NamedTuple):
+    """One round: how many guesses along a path were asked for, found and accepted in each row, and what it cost."""
 
+    kind: CostKind
+    spread: float
+    """Guesses at each level of its trees."""
+    asked: Sequence[int]
+    found: Sequence[int]
+    accepted: Sequence[int]
+    beliefs: Sequence[Sequence[float]] | None
+    num_tokens: int
+    num_live: int
+    """Rows that have a request."""
+    prompts: Prompts
+    seconds: float
+    draft_seconds: float
+    padded: bool
 
-def is_probe(plan: Plan | None) -> bool:
-    return plan is not None and plan.reason is not None and plan.reason.code is ReasonCode.PROBE
-
-
-def shape_of(seen: Observation) -> tuple[Sequence[int], Sequence[int], int, int]:
-    """Guesses along a path that were asked for and that were found, by row. Then the longest path, and the guesses of a row in
-    the pass. A tree counts as many guesses as were asked for, since their number follows the plan."""
-    tree, plan = seen.draft.tree, seen.plan
-    found = tree.heights
-    length = max(found)
-    width = max(round(sum(found) / len(found)), min(length, 1))
-    if not tree.is_chain and sum(tree.sizes) - len(found) != sum(found):
-        width = max(plan.max_nodes if plan else found)
-    elif seen.padded:
-        length = width = tree.num_nodes - 1
-    return plan.max_depth if plan else found, [length] * len(found) if seen.padded else found, length, width
+    @staticmethod
+    def of(seen: Observation, spread: float, *, was_behind: bool) -> Lesson:
+        """The lesson of a round. A tree counts as many guesses as were asked for, since their number follows the plan."""
+        tree, plan = seen.draft.tree, seen.plan
+        found = tree.heights
+        length, count = max(found), len(found)
+        width = max(round(sum(found) / count), min(length, 1))
+        if not tree.is_chain and sum(tree.sizes) - count != sum(found):
+            width = max(plan.max_nodes if plan else found)
+        elif seen.padded:
+            length = width = tree.num_nodes - 1
+            found = [length] * count
+        asked = plan.max_depth if plan else found
+        is_probe = plan is not None and plan.reason is not None and plan.reason.code is ReasonCode.PROBE
+        kind = CostKind(count, seen.prompts.num_places, length, width, any(asked), was_behind, is_probe)
+        num_tokens, num_live = sum(map(len, seen.paths)), sum(map(bool, seen.paths))
+        return Lesson(
+            kind, spread, asked, found, seen.num_accepted, seen.draft.beliefs, num_tokens, num_live,
+            seen.prompts, seen.seconds, seen.draft_seconds, seen.padded,
+        )  # fmt: skip
