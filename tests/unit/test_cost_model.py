@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.core.prices import Prices, between
-from outrider.policies.cost_model import REST, BatchCosts, CostModel
+from outrider.policies.cost_model import DRAFT, REST, BatchCosts, CostModel, Timed
 from outrider.policies.loss_budget import LossBudget
 from outrider.policies.optimal import Typical
 from outrider.policies.tuning import TUNING
@@ -20,7 +20,7 @@ PRICES = Prices(((1, ((0, 1.0), (7, 1.7), (63, 7.3))),), ((1, ((1, 0.1), (4, 0.4
 
 def record(costs: BatchCosts, width: int, rest: float, *, draft: float | None = None, count: int = 1) -> None:
     for _ in range(count):
-        costs.record(width, width, [] if draft is None else [draft], [rest])
+        costs.record([Timed(width, width, draft, rest)])
 
 
 def test_a_curve_between_and_beyond_its_points() -> None:
@@ -89,7 +89,7 @@ def test_a_round_corrects_costs_as_a_gaussian_guess_is_corrected() -> None:
     for place in (0, 3, 3, 7, 0, 1):
         times.append((place, math.log(rng.uniform(0.9, 1.1))))
         costs._noise = noise
-        costs._learn(REST, place, [PRICES.passing(1, place) * math.exp(times[-1][1])])
+        costs._learn(place, [times[-1][1]])
     seen = np.zeros((len(times), len(spread)))
     for row, (place, _) in enumerate(times):
         seen[row, [0, place]] = 1.0
@@ -196,9 +196,10 @@ def test_times_of_one_place_are_learnt_from_together() -> None:
     """Five equal times at once teach as much as five in turn."""
     together, apart = BatchCosts(1, PRICES), BatchCosts(1, PRICES)
     for _ in range(4):
-        together.record(3, 3, [0.45] * 5, [1.5] * 5)
+        together.record([Timed(3, 3, 0.45, 1.5)] * 5)
         record(apart, 3, 1.5, draft=0.45, count=5)
-    assert together.usual(3, 3) == pytest.approx(apart.usual(3, 3), rel=0.02) == pytest.approx(1.95, rel=0.02)
+    whole = [costs.now(REST, [3])[3] + costs.now(DRAFT, [3])[3] for costs in (together, apart)]
+    assert whole[0] == pytest.approx(whole[1], rel=0.02) == pytest.approx(1.95, rel=0.02)
 
 
 def test_a_calibration_that_ended_has_ended() -> None:
@@ -239,5 +240,5 @@ def test_a_long_draft_that_had_a_prompt_to_read_is_not_priced_by_it() -> None:
     """A hybrid asks its draft model late: the first long draft then takes the time of a whole prompt."""
     costs = BatchCosts(1)
     for length, draft in zip(TUNING.calibration, (0, 0.1, 0.1, 0, 0.4, 0.4, 6.0, 6.0), strict=True):
-        costs.record(length, length, [draft] if length else [], [1.0])
+        costs.record([Timed(length, length, draft if length else None, 1.0)])
     assert costs.trial is None and 0.8 <= costs.at(1, 8) <= (1 + TUNING.outlier) * 0.8

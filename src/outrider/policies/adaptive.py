@@ -24,17 +24,18 @@ from outrider.core.prompt_reading import NO_PROMPTS, Prompts
 from outrider.core.reason import Reason, ReasonCode
 from outrider.policies.belief import Account, Usual
 from outrider.policies.chooser import RoundForecast, look_ahead
-from outrider.policies.cost_model import DRAFT, REST, BatchCosts, CostModel
+from outrider.policies.cost_model import DRAFT, REST, BatchCosts, CostModel, Timed
 from outrider.policies.lengths import captured_lengths, nearest_spread, nodes_of, spreads_of
 from outrider.policies.loss_budget import LossBudget
 from outrider.policies.rates import Outcome, PositionRates, reach_of
-from outrider.policies.rounds import CostKind, Lesson
+from outrider.policies.rounds import KeptRound, kept
 from outrider.policies.tuning import TUNING, AdaptiveOptions
 
 
 @dataclass
 class _State(RowState):
     rows: list[Account]
+    """A row takes its account along wherever it goes. Several copies of a row have copies."""
     policy: Adaptive = field(repr=False)
     is_behind: bool = True
     """Whether the drafter must read committed tokens before it can draft."""
@@ -45,11 +46,13 @@ class _State(RowState):
     prompts: Prompts = NO_PROMPTS
 
     def fork(self, rows: Sequence[int]) -> _State:
-        self.policy.learn()
-        return self._of([replace(self.rows[row]) for row in rows], self.is_behind)
+        known = [self.rows[row] for row in rows]
+        if len(set(rows)) < len(rows):
+            self.policy.learn()
+            known = list(map(replace, known))
+        return self._of(known, self.is_behind)
 
     def join(self, other: _State) -> _State:
-        self.policy.learn()
         return self._of([*self.rows, *other.rows], self.is_behind or other.is_behind)
 
     def _of(self, rows: list[Account], is_behind: bool) -> _State:
@@ -97,7 +100,7 @@ class Adaptive(Policy):
     def _clear(self, prior: Sequence[float] | None = None) -> None:
         self.usual = Usual(self._spreads, prior or [self.options.prior_acceptance] * self.options.num_draft_tokens)
         self.found, self.trust = PositionRates(TUNING.memory), Account(TUNING.memory)
-        self._rounds: list[tuple[_State, Lesson]] = []
+        self._rounds: list[tuple[list[Account], KeptRound]] = []
 
     def _fresh(self, num_rows: int) -> list[Account]:
         return [Account(self.options.horizon) for _ in range(num_rows)]
@@ -129,9 +132,9 @@ class Adaptive(Policy):
     def update(self, state: _State, observation: Observation) -> None:
         """Record a round. Early rounds may spend a larger share on planning."""
         self.num_rounds += 1
-        lesson = Lesson.of(observation, nearest_spread(observation.plan, self._spreads), was_behind=state.is_behind)
-        state.is_behind = not lesson.kind.is_asked
-        self._rounds.append((state, lesson))
+        played = kept(observation, nearest_spread(observation.plan, self._spreads), was_behind=state.is_behind)
+        state.is_behind = not played.is_asked
+        self._rounds.append((state.rows, played))
         self._unpaid -= TUNING.thinking * (4 if self.num_rounds <= self.options.horizon else 1) * observation.seconds
 
     def _think(self, state: _State) -> Plan:
@@ -202,54 +205,53 @@ class Adaptive(Policy):
         return max(prompts.num_tokens * self._num_emitted / self._num_read, 1.0) if is_bound else math.inf
 
     def learn(self) -> None:
-        """Learn from the rounds since the last time. Rounds of one kind are learnt from together, because each lesson takes
-        time. In a large batch, some rows are used now and the others in the next round."""
+        """Learn from the rounds since the last time. In a large batch, some rows are used now and the others in the next
+        round."""
         rounds, self._rounds = self._rounds, []
-        kinds, found, num_plain = defaultdict[CostKind, list[Lesson]](list), list[Outcome](), 0
+        alike, found, num_plain = defaultdict[BatchCosts, list[KeptRound]](list), list[Outcome](), 0
         accepted = {spread: list[Outcome]() for spread in self._spreads}
         expected = {spread: list(accumulate(rates, initial=0.0)) for spread, rates in self.usual.by_spread.items()}
-        for number, (state, seen) in enumerate(rounds, self.num_rounds):
-            kinds[seen.kind].append(seen)
-            num_plain += not seen.kind.is_asked
-            every = 1 + len(seen.asked) // (8 if number > self.options.horizon else 32)
-            for row in range(number % every, len(seen.asked), every):
+        for number, (rows, seen) in enumerate(rounds, self.num_rounds):
+            alike[self.costs.of(len(rows), seen.prompts.num_places)].append(seen)
+            num_plain += not seen.is_asked
+            every = 1 + len(rows) // (8 if number > self.options.horizon else 32)
+            for row in range(number % every, len(rows), every):
                 passed, tried, got = seen.accepted[row], seen.asked[row], min(seen.found[row], seen.asked[row])
                 tested = min(passed + 1, tried)
-                state.rows[row].record(tested, expected[seen.spread][tested], passed)
+                rows[row].record(tested, expected[seen.spread][tested], passed)
                 if tried:
                     accepted[seen.spread].append((passed, passed < tried))
                     found.append((got, got < tried))
                     if seen.beliefs and got:
                         self.trust.record(min(passed + 1, got), sum(seen.beliefs[row][: passed + 1]), passed)
-        for kind, alike in kinds.items():
-            self._learn_costs(kind, alike)
+        for costs, seen in alike.items():
+            self._learn_costs(costs, seen)
         self.usual.record(accepted, num_plain)
         if self.found.means or any(failed for _, failed in found):  # most drafters always find: no news
             self.found.record(*found)
 
-    def _learn_costs(self, kind: CostKind, rounds: Sequence[Lesson]) -> None:
-        """Record what rounds of one kind took, and what they lost."""
+    def _learn_costs(self, costs: BatchCosts, rounds: Sequence[KeptRound]) -> None:
+        """Record what rounds of one batch size took, and what they lost."""
         keep = (1 - 1 / TUNING.memory) ** len(rounds)
         self._num_read = keep * self._num_read + sum(seen.prompts.num_tokens for seen in rounds)
         self._num_emitted = keep * self._num_emitted + sum(seen.num_tokens for seen in rounds)
-        self._padded = rounds[-1].padded
-        costs = self.costs.of(kind.num_rows, kind.num_prompt_places)
-        if not kind.is_asked:
-            costs.record(0, kind.width, [], [seen.seconds for seen in rounds])
-            self.budget.book(len(rounds))
-            return
-        most = costs.pace * costs.at(DRAFT, kind.length) if kind.was_behind else math.inf  # reading only adds
-        drafts = [seen.draft_seconds for seen in rounds if seen.draft_seconds < most]
-        costs.record(kind.length, kind.width, drafts, [seen.seconds - seen.draft_seconds for seen in rounds])
-        usual = math.inf if kind.was_behind else (1 + TUNING.outlier) * costs.usual(kind.length, kind.width)
-        cost = sum(min(seen.seconds, usual) for seen in rounds) / (costs.pace * costs.plain)
-        worth = sum(self._worth(seen) for seen in rounds)
-        self.budget.book(cost, worth - cost, is_probe=kind.is_probe)
+        self._padded, times = rounds[-1].padded, list[Timed]()
+        usual = costs.now(DRAFT, (seen.length for seen in rounds))
+        for seen in rounds:
+            is_usual = seen.is_asked and not (seen.was_behind and seen.draft_seconds >= usual[seen.length])  # reading only adds
+            rest = seen.seconds - seen.draft_seconds if seen.is_asked else seen.seconds
+            times.append(Timed(seen.length, seen.width, seen.draft_seconds if is_usual else None, rest))
+        costs.record(times)
+        drafts, rests = (costs.now(part, places) for part, places in ((DRAFT, usual), (REST, (seen.width for seen in rounds))))
+        for seen in rounds:
+            most = math.inf if seen.was_behind else (1 + TUNING.outlier) * (drafts[seen.length] + rests[seen.width])
+            cost = min(seen.seconds, most) / (costs.pace * costs.plain) if seen.is_asked else 1.0
+            self.budget.book(cost, self._worth(seen) - cost if seen.is_asked else 0.0, is_probe=seen.is_probe)
 
-    def _worth(self, seen: Lesson) -> float:
+    def _worth(self, seen: KeptRound) -> float:
         """Plain rounds that a round was worth. Its tokens count as far as waiting prompts can supply them."""
         tokens = 1 + sum(seen.accepted) / max(seen.num_live, 1)
-        most = self._most(seen.prompts) / seen.kind.num_rows
+        most = self._most(seen.prompts) / len(seen.asked)
         return min(tokens, most) / min(1.0, most)
 
 

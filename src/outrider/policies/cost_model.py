@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cache
 from statistics import fmean
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -50,6 +51,16 @@ def _doubts() -> np.ndarray:
 
 
 _DOUBTS = _doubts()
+
+
+class Timed(NamedTuple):
+    """What a round took. ``length`` are guesses along the longest path, ``width`` those of a row in the pass."""
+
+    length: int
+    width: int
+    draft: float | None
+    """None if the drafter was not asked, or had more to read than usual."""
+    rest: float
 
 
 @final
@@ -98,9 +109,10 @@ class BatchCosts:
         shown = _SHOWN[[_state(REST, place) for place in places]]
         return (np.sqrt(((shown @ self._spread) * shown).sum(1)) / 2).tolist()
 
-    def usual(self, length: int, width: int) -> float:
-        """Seconds that a round of this shape takes at the present pace."""
-        return self.pace * (self.at(REST, width) + self.at(DRAFT, length))
+    def now(self, part: int, places: Iterable[int]) -> dict[int, float]:
+        """Seconds of a part at the present pace."""
+        rising = sorted(set(places))
+        return dict(zip(rising, (self.pace * seconds for seconds in self.table(part, rising)), strict=True))
 
     @property
     def contradicts(self) -> bool:
@@ -117,25 +129,27 @@ class BatchCosts:
         is_dear = self.at(DRAFT, half) + self.at(REST, half) > self.plain / TUNING.dearest
         return None if is_dear else lengths[at]
 
-    def record(self, length: int, width: int, drafts: Sequence[float], rests: Sequence[float]) -> None:
-        """Learn from rounds with so many guesses along the longest path and so many nodes of a row in the pass. There are no
-        times of ``drafts`` if the drafter was not asked, or had more to read than usual."""
-        is_trial = self.trial is not None
-        self._num_rounds += len(rests)
-        if is_trial and not self._passes:
-            self._measure(REST, width, rests)
-        else:
-            self._spread[0, 0] += len(rests) * self._noise / TUNING.run**2
-            self._learn(REST, width, rests)
-        if drafts:
-            (self._measure if is_trial else self._learn)(DRAFT, length, drafts)
-        self.trial = self._next_trial() if is_trial else None
+    def record(self, rounds: Sequence[Timed]) -> None:
+        """Learn from rounds. Times of places that share an error are learnt from together."""
+        alike = defaultdict[int, list[float]](list)
+        for timed in rounds:
+            is_trial = self.trial is not None
+            self._num_rounds += 1
+            for part, place, seconds in ((REST, timed.width, timed.rest), (DRAFT, timed.length, timed.draft)):
+                if seconds is not None and is_trial and (part == DRAFT or not self._passes):
+                    self._measure(part, place, seconds)
+                elif seconds is not None and self._price(part, place):
+                    alike[_state(part, place)].append(math.log(max(seconds, 1e-9) / self._price(part, place)))
+            self.trial = self._next_trial() if is_trial else None
+        self._spread[0, 0] += len(rounds) * self._noise / TUNING.run**2
+        for state, times in alike.items():
+            self._learn(state, times)
 
-    def _measure(self, part: int, place: int, times: Sequence[float]) -> None:
+    def _measure(self, part: int, place: int, seconds: float) -> None:
         """Let the first rounds give the price of a place. A round may be slow by chance, but never fast: a long draft that took
         more per guess than a shorter one had something to read. A drafter that found nothing is assumed to cost nothing."""
         known = self._first[part]
-        known[place] = min(*(seconds / self.pace for seconds in times), known.get(place, math.inf))
+        known[place] = min(seconds / self.pace, known.get(place, math.inf))
         if part == DRAFT:
             most = min((known[less] / less for less in known if 0 < less < place), default=math.inf)
             known[place] = min(known[place], (1 + TUNING.outlier) * most * place)
@@ -143,19 +157,16 @@ class BatchCosts:
         self.prices = Prices(self._passes or ((self.num_rows, rests),), ((self.num_rows, drafts),))
         self._price.cache_clear()
 
-    def _learn(self, part: int, place: int, times: Sequence[float]) -> None:
-        """Let times of one place correct the pace and the errors, as far as each of them may have caused their mean. Many times
-        count as a few, since the pace changes meanwhile. An outlier counts as one of ``TUNING.outlier`` at most, and makes
-        costs doubtful again. The noise of rounds is learnt too."""
-        price, shown = self._price(part, place), _SHOWN[_state(part, place)]
-        if not price:
-            return
+    def _learn(self, state: int, times: Sequence[float]) -> None:
+        """Let times of one state correct the pace and the errors, as far as each of them may have caused their mean. They are
+        logarithms, in units of the price. Many count as a few, since the pace changes meanwhile. An outlier counts as one of
+        ``TUNING.outlier`` at most, and makes costs doubtful again. The noise of rounds is learnt too."""
+        shown = _SHOWN[state]
         together = self._spread @ shown
-        known, expected = float(together @ shown), math.log(price) + float(shown @ self._log)
+        known, expected = float(together @ shown), float(shown @ self._log)
         most, noise = max(TUNING.outlier, 3 * math.sqrt(known)), self._noise / min(len(times), TUNING.run)
-        surprises = [math.log(max(seconds, 1e-9)) - expected for seconds in times]
-        num_outliers = sum(abs(surprise) > most for surprise in surprises)
-        surprises = [min(max(surprise, -most), most) for surprise in surprises]
+        num_outliers = sum(abs(time - expected) > most for time in times)
+        surprises = [min(max(time - expected, -most), most) for time in times]
         gain, mean = together / (known + noise), fmean(surprises)
         self._log += mean * gain
         self._spread += num_outliers / TUNING.run * _DOUBTS - np.outer(gain, together)
