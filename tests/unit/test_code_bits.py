@@ -5,14 +5,27 @@ from __future__ import annotations
 import math
 import re
 import struct
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the assembly is part of kernels, which need triton")
 
-from outrider.models.gpu.code_bits import ABOVE_ZERO, BYTES, E2M1, FLOATS, NIBBLES, table_code
+from outrider.models.gpu.code_bits import (
+    ABOVE_ZERO,
+    BYTES,
+    E2M1,
+    FIVE_BITS,
+    FLOATS,
+    FOUR_BITS,
+    NIBBLES,
+    ONES,
+    SIX_BITS,
+    table_code,
+)
 from outrider.models.packed import E2M1 as SMALL_FLOATS
+from outrider.models.planes import together
 
 ALL = range(256)
 
@@ -93,6 +106,25 @@ def _bytes(code: str) -> list[float]:
 
 def test_halves_are_whole_numbers() -> None:
     assert _halves(NIBBLES.value) == ([(byte & 15) - 8 for byte in ALL], [(byte >> 4) - 8 for byte in ALL])
+
+
+def test_halves_stay_128_too_large() -> None:
+    assert _halves(FOUR_BITS.value) == ([(byte & 15) + 128 for byte in ALL], [(byte >> 4) + 128 for byte in ALL])
+    assert [_floats(register) for register in carried_out(ONES.value, {}, 2)] == [[1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize(("bits", "code"), [(1, FIVE_BITS), (2, SIX_BITS)])
+def test_halves_have_more_bits_in_a_word_beside_them(bits: int, code: Any) -> None:
+    """Where ``planes.together`` puts them. The kernel repeats the word for every byte."""
+    draw = torch.Generator().manual_seed(bits)
+    for _ in range(40):
+        codes = torch.randint(16 << bits, (1, 32), generator=draw, dtype=torch.uint8)
+        low, high = together(codes & 15, 4)[0].tolist(), together(codes >> 4, bits)[0].tolist()
+        for start in range(0, 16, 4):
+            word = int.from_bytes(bytes(high[start // 4 * bits : start // 4 * bits + bits]) * (4 // bits), "little")
+            inputs = {"$4": int.from_bytes(bytes(low[start : start + 4]), "little"), "$5": word, "$6": word}
+            found = [number - 128 for register in carried_out(code.value, inputs, 4) for number in _floats(register)]
+            assert found == codes[0, [*range(start, start + 4), *range(16 + start, 20 + start)]].tolist()
 
 
 def test_halves_less_a_zero() -> None:

@@ -23,22 +23,38 @@ def _code(*lines: str) -> str:
     return "\n    ".join(["{", *lines]) + "\n    }"
 
 
+_HALVES = (
+    "prmt.b32 a, $4, 0, 0x4140;",
+    "prmt.b32 b, $4, 0, 0x4342;",
+    "lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;",
+    "lop3.b32 $1, b, 0x000F000F, 0x43004300, 0xEA;",
+    "shr.u32 a, a, 4;",
+    "shr.u32 b, b, 4;",
+    "lop3.b32 $2, a, 0x000F000F, 0x43004300, 0xEA;",
+    "lop3.b32 $3, b, 0x000F000F, 0x43004300, 0xEA;",
+)
+"""The halves n of four bytes as 128 + n."""
+
+
 def nibble_code(number: str, *, given: str = "") -> str:
     """The halves n of four bytes as 128 + n, less what ``number`` holds twice."""
-    parts = [
-        ".reg .b32 a, b, c;",
-        *([given] if given else []),
-        "prmt.b32 a, $4, 0, 0x4140;",
-        "prmt.b32 b, $4, 0, 0x4342;",
-        "lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;",
-        "lop3.b32 $1, b, 0x000F000F, 0x43004300, 0xEA;",
-        "shr.u32 a, a, 4;",
-        "shr.u32 b, b, 4;",
-        "lop3.b32 $2, a, 0x000F000F, 0x43004300, 0xEA;",
-        "lop3.b32 $3, b, 0x000F000F, 0x43004300, 0xEA;",
-        *(f"sub.bf16x2 ${place}, ${place}, {number};" for place in range(4)),
-    ]
-    return _code(*parts)
+    less = (f"sub.bf16x2 ${place}, ${place}, {number};" for place in range(4))
+    return _code(".reg .b32 a, b, c;", *([given] if given else []), *_HALVES, *less)
+
+
+def _upper_code(bits: int) -> str:
+    """The halves of four bytes with ``bits`` more bits above them, as 128 + n. A word ($5) has those of both halves of the
+    first byte, then of the second, and so on. Those of two bytes are moved to the places from 4 on, the low half's first."""
+    if bits == 2:
+        moves = ["shl.b32 t, $5, 4;", "prmt.b32 c, t, $5, 0x4400;", "prmt.b32 d, t, $5, 0x5511;"]
+    else:
+        moves = ["shl.b32 t, $5, 4;", "shl.b32 u, $5, 2;", "prmt.b32 c, t, u, 0x4400;"]
+        moves += ["shr.u32 u, $5, 2;", "prmt.b32 d, $5, u, 0x4400;"]
+    mask = f"0x{0x00100010 * ((1 << bits) - 1):08X}"
+    added = [f"lop3.b32 $0, c, {mask}, $0, 0xEA;", f"lop3.b32 $1, d, {mask}, $1, 0xEA;"]
+    added += [f"shr.u32 c, c, {bits};", f"shr.u32 d, d, {bits};"]
+    added += [f"lop3.b32 $2, c, {mask}, $2, 0xEA;", f"lop3.b32 $3, d, {mask}, $3, 0xEA;"]
+    return _code(".reg .b32 a, b, c, d, t, u;", *moves, *_HALVES, *added)
 
 
 def _e2m1_code() -> str:
@@ -134,3 +150,9 @@ FLOATS = tl.constexpr(
     )
 )
 """Bytes that are e4m3 floats: their bits where a bfloat16 has them, times 2^120, since its exponent counts from 127, not 7."""
+FOUR_BITS = tl.constexpr(_code(".reg .b32 a, b;", *_HALVES))
+"""Halves plus 128."""
+FIVE_BITS, SIX_BITS = tl.constexpr(_upper_code(1)), tl.constexpr(_upper_code(2))
+"""Halves with one or two more bits, plus 128. $5 is the byte, or the two bytes, that have the upper bits of all eight."""
+ONES = tl.constexpr(_code("mov.b32 $0, 0x3F803F80;", "mov.b32 $1, 0x3F803F80;"))
+"""The number 1 for each byte."""

@@ -18,6 +18,7 @@ from outrider.models.gpu.gates import gated_rows
 from outrider.models.gpu.grouped import packed_in_sixteen
 from outrider.models.gpu.limits import can_multiply_wide, can_ring
 from outrider.models.gpu.planes_matmul import multiply_planes, written_out
+from outrider.models.gpu.planes_sums import multiply_codes
 from outrider.models.gpu.small_batch_matmul import product
 from outrider.models.gpu.tiles import MOST_ROWS, Kind, num_parts, tile_for
 from outrider.models.gpu.wide_tiles import wide_tile
@@ -50,7 +51,8 @@ def multiply(
     wide = len(x) > MOST_ROWS and (exact or len(x) <= _MOST_WIDE) and _can_go_wide(x, weight, finish)
     if len(x) <= MOST_ROWS or exact or wide:
         if isinstance(weight, Planes):
-            return multiply_planes(x, weight, kind, gated=gated, out_dtype=out_dtype, finish=own)
+            multiply_few = multiply_codes if weight.bits < 8 and kind is not Kind.WIDE else multiply_planes
+            return multiply_few(x, weight, kind, gated=gated, out_dtype=out_dtype, finish=own)
         assert isinstance(weight, Tensor | Packed)
         bits = weight.bits if isinstance(weight, Packed) else 16
         num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
