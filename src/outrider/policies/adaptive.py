@@ -158,10 +158,10 @@ class Adaptive(Policy):
     def _best(self, state: _State, costs: BatchCosts) -> Plan:
         """The fastest draft. If none pays, a probe, but never two probes in a row. A full account pays for a probe whatever it
         seems to cost: one wrong time must not end all drafting."""
-        purse, ends_itself = self.budget.drafting, self.trust.expected > 0
+        purse = self.budget.drafting
         self.usual.refresh()
         forecasts = [(self._forecast(state, costs, spread), spread) for spread in self._spreads]
-        choices = [(*one.best(purse, ends_itself=ends_itself), one, spread) for one, spread in forecasts]
+        choices = [(*one.best(purse), one, spread) for one, spread in forecasts]
         _, best, forecast, spread = max(choices, key=itemgetter(0))
         lengths, reason = forecast.lengths(best, len(state.rows)), forecast.reason(best, purse)
         state.is_probe = not (best or state.is_probe) and min(forecast.risk(1), TUNING.run) <= self.budget.probing

@@ -52,18 +52,15 @@ class RoundForecast:
         plain = self.seconds[0] / self.tokens[0]
         self.gains = [tokens / seconds * plain for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
 
-    def best(self, purse: float, *, ends_itself: bool) -> tuple[float, int]:
+    def best(self, purse: float) -> tuple[float, int]:
         """The expected speed of the best depth, and that depth. The loss budget (``purse``) must cover its worst case, in which
-        nothing is accepted, and its promised gain must outweigh that risk. Where the drafter stops itself, the deepest of about
-        equally fast depths is taken, since guesses that do not pay will not be drafted."""
+        nothing is accepted, and its promised gain must outweigh that risk."""
         payable = {0: 1 + self.doubts[0]}
         for length, gain in enumerate(self.gains[1:], 1):
             risk = self.risk(length)
             if risk <= purse and gain - 1 >= TUNING.margin * risk:
                 payable[length] = gain * (1 + self.doubts[length])
         best = max(payable, key=payable.__getitem__)
-        if best and ends_itself:
-            best = max(length for length, gain in payable.items() if gain >= (1 - TUNING.margin) * payable[best])
         return payable[best], best
 
     def lengths(self, depth: int, num_rows: int) -> Sequence[int]:

@@ -39,7 +39,7 @@ class KeptRound(NamedTuple):
 
 
 def kept(seen: Observation, spread: float, *, was_behind: bool) -> KeptRound:
-    """The round without its large parts. A tree counts as many guesses as were asked for, since their number follows the plan."""
+    """The round without its large parts. A tree counts as many guesses as were asked for: their number follows the plan."""
     tree, plan = seen.draft.tree, seen.plan
     found = tree.heights
     length, count = max(found), len(found)

@@ -26,7 +26,7 @@ class Tuning:
     doubt: float = 0.1
     """Assumed error of the price of a guess beside a plain round, and of a single time, until rounds show theirs."""
     margin: float = 0.05
-    """Share of its risk that a draft must be expected to gain, and of the best speed that counts as equal."""
+    """Share of its risk that a draft must be expected to gain."""
     thinking: float = 0.005
     """Share of the time that learning and planning may take."""
     dearest: float = 0.5
